@@ -1,0 +1,1 @@
+"""The backward pass, the schedule of intermediate bounds and the α optimisation."""

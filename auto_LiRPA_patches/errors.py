@@ -1,0 +1,23 @@
+"""Exceptions of the library floor. Each names one kind of failure; none is ever a proof."""
+
+from __future__ import annotations
+
+
+class VerifierError(Exception):
+    """Base of every error that is reported to the user in one sentence, without a traceback."""
+
+
+class PatchError(VerifierError):
+    """auto_LiRPA is missing, has another version, or no longer looks as a patch expects."""
+
+
+class UnsupportedOperatorError(VerifierError):
+    """The network holds an operator, or a form of one, that cannot be bounded soundly."""
+
+
+class RankMismatchError(VerifierError):
+    """Two ranks disagree about what they are doing; going on would mix their data."""
+
+
+class SoundnessError(VerifierError):
+    """A bound is not finite or a lower bound lies above its upper bound; no proof may follow."""

@@ -1,0 +1,1 @@
+"""One file per operator family: forward, interval and backward (CROWN) steps."""

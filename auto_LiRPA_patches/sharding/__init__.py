@@ -1,0 +1,1 @@
+"""Mesh, collectives and sharded weights; nothing here knows what a bound is."""

@@ -1,0 +1,1 @@
+"""The application floor: from a YAML config to verdicts."""
