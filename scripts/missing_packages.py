@@ -10,27 +10,29 @@ where the standard library (before 3.11) or the environment has none.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    from pip._vendor import tomli as tomllib
-
-try:
-    from packaging.requirements import Requirement
-except ModuleNotFoundError:
-    from pip._vendor.packaging.requirements import Requirement
+from types import ModuleType
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
+def first_module(*names: str) -> ModuleType:
+    """Import and return the first of `names` that this interpreter has."""
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            return import_module(name)
+    raise ModuleNotFoundError(f"this Python has none of {', '.join(names)}; install pip into it")
+
+
 def required(extras: list[str]) -> list[str]:
     """Return the requirement strings of the package and of `extras`, as pyproject.toml has them."""
+    toml = first_module("tomllib", "pip._vendor.tomli")
     with PYPROJECT.open("rb") as file:
-        project = tomllib.load(file)["project"]
+        project = toml.load(file)["project"]
     wanted = list(project["dependencies"])
     for extra in extras:
         wanted += project["optional-dependencies"][extra]
@@ -39,9 +41,10 @@ def required(extras: list[str]) -> list[str]:
 
 def missing(requirements: list[str]) -> list[str]:
     """Return those of `requirements` whose distribution is absent or has another version."""
+    parser = first_module("packaging.requirements", "pip._vendor.packaging.requirements")
     absent = []
     for text in requirements:
-        requirement = Requirement(text)
+        requirement = parser.Requirement(text)
         try:
             found = version(requirement.name)
         except PackageNotFoundError:
