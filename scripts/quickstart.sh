@@ -10,7 +10,7 @@ rm -rf "$out"
 mkdir -p "$out"
 # Equal threads on either side: a different number of threads may round differently.
 export OMP_NUM_THREADS=1
-run=(abcrown.py --config exp_configs/digits/digits.yaml --device cpu)
+run=(abcrown.py --config exp_configs/digits/digits.yaml)
 
 echo "== 1 process"
 "$PY" "${run[@]}" --result_json "$out/one.json" --results_file "$out/one.txt" \

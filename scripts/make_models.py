@@ -1,0 +1,142 @@
+"""Make the embedded example: three networks trained on digits, and properties of each kind.
+
+Usage: python scripts/make_models.py [--folder exp_configs/digits] [--seed 0] [--images 6]
+
+Trains and exports the networks, prints their test accuracy, places candidate properties around
+test images, asks the verifier about all of them (once with CROWN and no attack, once with
+alpha-CROWN and the attack), and writes the chosen ones with instances.csv and expected.csv.
+Takes some minutes on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from compare_runs import read_records
+from digits_networks import (
+    ARCHITECTURES,
+    NUM_CLASSES,
+    Architecture,
+    Digits,
+    accuracy,
+    load_data,
+    train,
+)
+from digits_properties import Candidate, candidates, select, vnnlib_text
+from onnx_graph import save_onnx
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "exp_configs" / "digits" / "digits.yaml"
+TIMEOUT_SECONDS = 60
+VERDICTS = {"crown": "unsat", "alpha-crown": "unsat", "open": "unknown", "violated": "sat"}
+
+
+def trained(data: Digits, seed: int) -> list[Architecture]:
+    """Return the architectures, each trained from `seed`; print their test accuracy."""
+    result = []
+    for build in ARCHITECTURES:
+        torch.manual_seed(seed)
+        architecture = build()
+        train(architecture, data, seed=seed)
+        print(f"{architecture.name}: test accuracy {accuracy(architecture, data):.4f}", flush=True)
+        result.append(architecture)
+    return result
+
+
+def write_example(
+    folder: Path, architectures: Sequence[Architecture], data: Digits, chosen: Iterable[Candidate]
+) -> None:
+    """Write the networks, the properties of `chosen` and instances.csv below `folder`."""
+    for name in ("onnx", "vnnlib"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir(parents=True)
+    for architecture in architectures:
+        path = folder / "onnx" / f"{architecture.name}.onnx"
+        save_onnx(architecture.layers, architecture.input_shape, NUM_CLASSES, path)
+    rows = []
+    for candidate in chosen:
+        text = vnnlib_text(candidate, data.test_images[candidate.image], NUM_CLASSES)
+        (folder / candidate.vnnlib).write_text(text)
+        rows.append((candidate.onnx, candidate.vnnlib, TIMEOUT_SECONDS))
+    write_csv(folder / "instances.csv", rows)
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write `rows` to `path`, lines ending in a bare newline."""
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def verdicts(folder: Path, *flags: str) -> list[str]:
+    """Run the verifier on the instances of `folder` with `flags`; return their verdicts in order.
+
+    Raises:
+        RuntimeError: if the run fails, with the command line.
+    """
+    record = folder / "records.json"
+    command = [sys.executable, str(ROOT / "abcrown.py"), "--config", str(CONFIG), *flags]
+    command += ["--result_json", str(record), "--results_file", str(folder / "results.txt")]
+    command += ["--cex_path", str(folder / "counterexample.txt")]
+    # The config's relative paths are looked for in the working directory first.
+    if subprocess.run(command, cwd=folder, check=False).returncode:
+        raise RuntimeError(f"the verifier failed: {' '.join(command)}")
+    return [str(entry["verdict"]) for entry in read_records(record)]
+
+
+def classify(folder: Path, offered: Sequence[Candidate]) -> Mapping[Candidate, str]:
+    """Return which of `digits_properties.KINDS` each candidate in `folder` is.
+
+    Raises:
+        RuntimeError: if a verdict fits none of them.
+    """
+    by_crown = verdicts(folder, "--bound_prop_method", "crown", "--pgd_order", "skip")
+    by_alpha = verdicts(folder, "--bound_prop_method", "alpha-crown", "--pgd_order", "before")
+    kinds = {}
+    for candidate, crown, alpha in zip(offered, by_crown, by_alpha, strict=True):
+        if crown == "unsat":
+            kinds[candidate] = "crown"
+        elif alpha in ("unsat", "unknown", "sat"):
+            kinds[candidate] = {"unsat": "alpha-crown", "unknown": "open", "sat": "violated"}[alpha]
+        else:
+            raise RuntimeError(f"{candidate.vnnlib}: CROWN says {crown}, alpha-CROWN {alpha}")
+    return kinds
+
+
+def main() -> None:
+    """Train, export, place candidates, have them classified, and write the chosen ones."""
+    parser = argparse.ArgumentParser(description="Make the embedded digits example.")
+    parser.add_argument("--folder", type=Path, default=ROOT / "exp_configs" / "digits")
+    parser.add_argument("--seed", type=int, default=0, help="of the data split and the training")
+    parser.add_argument("--images", type=int, default=6, help="images tried per network")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # the same sums in the same order every time
+
+    data = load_data(arguments.seed)
+    architectures = trained(data, arguments.seed)
+    offered: list[Candidate] = []
+    for architecture in architectures:
+        images = data.test_images.reshape(-1, *architecture.input_shape)
+        offered += candidates(
+            architecture.name, architecture.layers, images, data.test_labels, arguments.images
+        )
+    with tempfile.TemporaryDirectory() as name:
+        write_example(Path(name), architectures, data, offered)
+        kinds = classify(Path(name), offered)
+    chosen = select(offered, kinds)
+    write_example(arguments.folder, architectures, data, [candidate for candidate, _ in chosen])
+    rows = [(c.onnx, c.vnnlib, TIMEOUT_SECONDS, VERDICTS[kind], kind) for c, kind in chosen]
+    write_csv(arguments.folder / "expected.csv", rows)
+    for candidate, kind in chosen:
+        print(f"{kind:12s} {candidate.vnnlib}")
+
+
+if __name__ == "__main__":
+    main()
