@@ -148,11 +148,13 @@ class RankPool:
             if not ready:
                 ranks = sorted(waiting.values())
                 self._lose(name, f"no answer from ranks {ranks} within {timeout:g} s", reports)
-            for pipe in ready:
-                rank = waiting.pop(pipe)
+            for pipe, rank in list(waiting.items()):
+                if pipe not in ready:
+                    continue
+                del waiting[pipe]
                 try:
                     reports[rank] = pickle.loads(pipe.recv_bytes())  # noqa: S301  our own process
-                except EOFError:
+                except (EOFError, OSError):
                     self._processes[rank].join(_GOODBYE_SECONDS)
                     code = self._processes[rank].exitcode
                     self._lose(name, f"rank {rank} died with exit code {code}", reports)
