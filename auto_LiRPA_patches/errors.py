@@ -21,3 +21,7 @@ class RankMismatchError(VerifierError):
 
 class SoundnessError(VerifierError):
     """A bound is not finite or a lower bound lies above its upper bound; no proof may follow."""
+
+
+class NonFiniteBoundError(SoundnessError):
+    """A bound overflowed or is not a number: nothing is proven, and nothing is broken."""

@@ -1,0 +1,288 @@
+"""α-CROWN: the slopes of the relaxations optimised by gradient, all layers jointly.
+
+Every row - of the specification and of each intermediate bound - has its own α for every relaxed
+neuron below it. One iteration bounds all layers from the input upwards with the current α, and
+moves α along the gradient of the sum of the open specification rows' lower bounds. Bounds of any α
+in [0, 1] are sound, so the best seen is kept: per row for the specification, per element for
+intermediate bounds.
+
+Reference: Xu et al. 2021 (arXiv 2011.13824), section 3. Differs: what one iteration proves of an
+intermediate neuron is kept for all later iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from auto_LiRPA_patches.engine.backward import lower_bounds
+from auto_LiRPA_patches.engine.chunks import chunking, saved_elements
+from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
+from auto_LiRPA_patches.engine.relaxations import Relaxations
+from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
+from auto_LiRPA_patches.engine.schedule import elements_to_bound, scatter, sides
+from auto_LiRPA_patches.operators.interval import Interval
+
+OpenRows = Callable[[Tensor], Tensor]
+"""Tells for lower bounds ``[S, B]`` which rows are still worth improving, ``[S, B]`` bool."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """The rows of one start node with their α.
+
+    Attributes:
+        node: where the rows start.
+        rows: S functionals of the node.
+        cut: how they are computed.
+        alphas: per chunk and activation, ``[K, S_chunk, B, F]`` leaf tensors in [0, 1].
+        elements: ``[S / 2]`` elements of the node the rows bound from both sides; None for the
+            specification.
+        recompute: whether the gradient pass computes each chunk's coefficients anew instead of
+            keeping them.
+    """
+
+    node: int
+    rows: Rows
+    cut: Chunking
+    alphas: tuple[dict[int, Tensor], ...]
+    elements: Tensor | None
+    recompute: bool
+
+    def bounds(self, state: Relaxations) -> Tensor:
+        """Lower bounds ``[S, B]``, differentiable in α and in the bounds behind `state`."""
+        parts = []
+        ranges = self.cut.ranges(self.rows.count)
+        for (start, stop), alphas in zip(ranges, self.alphas, strict=True):
+            part = self._chunk(state, self.rows.narrow(start, stop), alphas)
+            parts.append(part[: self.rows.count - start])
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    def _chunk(self, state: Relaxations, rows: Rows, alphas: dict[int, Tensor]) -> Tensor:
+        def run(*tensors: Tensor) -> Tensor:
+            own = dict(zip(alphas, tensors, strict=True))
+            return lower_bounds(
+                state.graph, state.box, self.node, rows, lambda index: state.lines(index, own)
+            )
+
+        if not self.recompute or not torch.is_grad_enabled():
+            return run(*alphas.values())
+        for index in alphas:
+            state.activation(index)  # made outside, so that recomputing does not repeat it
+        result: Tensor = checkpoint(
+            run, *alphas.values(), use_reentrant=False, preserve_rng_state=False
+        )
+        return result
+
+
+@dataclass(frozen=True)
+class AlphaResult:
+    """What the optimisation leaves behind.
+
+    Attributes:
+        lower: ``[S, B]`` the best lower bound of each specification row.
+        bounds: the best bounds of each node in ``graph.bounded``, ``[B, *shape]``.
+        alphas: the α of each specification row at its best bound, per activation
+            ``[K, S, B, F]``.
+        iterations: gradient steps taken.
+    """
+
+    lower: Tensor
+    bounds: dict[int, Interval]
+    alphas: dict[int, Tensor]
+    iterations: int
+
+
+def optimize_alpha(
+    start: Relaxations,
+    rows: Rows,
+    open_rows: OpenRows,
+    bound_options: BoundOptions,
+    options: AlphaOptions,
+) -> AlphaResult:
+    """Optimise α from CROWN's relaxations.
+
+    Args:
+        start: relaxations of every node, as `crown_relaxations` leaves them.
+        rows: S specification rows at the output.
+        open_rows: which rows matter, given their bounds.
+
+    Returns:
+        Bounds at least as tight as CROWN's, row by row and element by element.
+    """
+    optimization = _Optimization(start, rows, bound_options, options)
+    taken = 0
+    stale = 0
+    for iteration in range(options.iterations + 1):
+        improved = optimization.evaluate(open_rows)
+        stale = 0 if improved else stale + 1
+        if options.early_stop and (optimization.finished or stale > options.patience):
+            break
+        if iteration == options.iterations or bound_options.out_of_time():
+            break
+        optimization.step()
+        taken += 1
+        if bound_options.progress is not None:
+            worst = float(optimization.best.min())
+            bound_options.progress(f"α-CROWN iteration {taken}: worst lower bound {worst:.6g}")
+    return optimization.result(taken)
+
+
+class _Optimization:
+    """State of one run: α, the optimiser, and the best bounds so far."""
+
+    def __init__(
+        self, start: Relaxations, rows: Rows, bound_options: BoundOptions, options: AlphaOptions
+    ) -> None:
+        self.graph: Graph = start.graph
+        self.box = start.box
+        self.features = dict(start.features)
+        self.reference = {node: start.bounds[node].detach() for node in self.graph.bounded}
+        self.blocks = self._blocks(start, bound_options)
+        self.spec = _row_block(start, self.graph.output, rows, None, bound_options)
+        leaves = [
+            alpha
+            for block in (*self.blocks.values(), self.spec)
+            for chunk in block.alphas
+            for alpha in chunk.values()
+        ]
+        for alpha in leaves:
+            alpha.requires_grad_(True)
+        self.leaves = leaves
+        self.adam = (
+            torch.optim.Adam(leaves, lr=options.learning_rate, fused=True) if leaves else None
+        )
+        self.decay = options.decay
+        shape = (rows.count, self.box.lower.shape[0])
+        self.best = torch.full(
+            shape, -torch.inf, dtype=self.box.lower.dtype, device=self.box.lower.device
+        )
+        self.best_alphas = [
+            {index: alpha.detach().clone() for index, alpha in chunk.items()}
+            for chunk in self.spec.alphas
+        ]
+        self.loss: Tensor | None = None
+        self.finished = False
+
+    def evaluate(self, open_rows: OpenRows) -> bool:
+        """Bound everything with the current α; keep the best; say whether any row improved."""
+        state = Relaxations(self.graph, self.box, self.features)
+        for node in self.graph.bounded:
+            bounds = self.reference[node]
+            block = self.blocks.get(node)
+            if block is not None and block.elements is not None:
+                refined = sides(block.bounds(state))
+                bounds = scatter(bounds, block.elements, refined).intersect(bounds)
+                bounds = bounds.require_sound(self.graph.nodes[node].name)
+                self.reference[node] = bounds.detach()
+            state.set_bounds(node, bounds)
+        lower = self.spec.bounds(state)
+        better = lower.detach() > self.best
+        self._keep(lower.detach(), better)
+        wanted = open_rows(self.best)
+        self.finished = not bool(wanted.any())
+        open_lower = torch.where(wanted, lower, torch.zeros_like(lower))
+        self.loss = -open_lower.sum() if lower.requires_grad else None
+        return bool((better & wanted).any()) or self.finished
+
+    def step(self) -> None:
+        """One Adam step on α, projected to [0, 1] afterwards."""
+        if self.adam is None or self.loss is None:
+            return
+        self.adam.zero_grad(set_to_none=True)
+        torch.autograd.backward(self.loss, inputs=self.leaves)
+        self.loss = None
+        self.adam.step()
+        for group in self.adam.param_groups:
+            group["lr"] *= self.decay
+        with torch.no_grad():
+            for alpha in self.leaves:
+                alpha.clamp_(0, 1)
+
+    def result(self, taken: int) -> AlphaResult:
+        """The best bounds, improved once more by the best α over the best intermediate bounds."""
+        self.loss = None
+        with torch.no_grad():
+            for own, kept in zip(self.spec.alphas, self.best_alphas, strict=True):
+                for index, alpha in own.items():
+                    alpha.copy_(kept[index])
+            state = Relaxations(self.graph, self.box, self.features)
+            for node in self.graph.bounded:
+                state.set_bounds(node, self.reference[node])
+            last = self.spec.bounds(state)
+            self.best = torch.where(last > self.best, last, self.best)
+        alphas = {
+            index: torch.cat([chunk[index] for chunk in self.best_alphas], dim=1)[
+                :, : self.best.shape[0]
+            ]
+            for index in self.best_alphas[0]
+        }
+        return AlphaResult(self.best, dict(self.reference), alphas, taken)
+
+    def _keep(self, lower: Tensor, better: Tensor) -> None:
+        self.best = torch.where(better, lower, self.best)
+        ranges = self.spec.cut.ranges(self.spec.rows.count)
+        for (start, stop), own, kept in zip(
+            ranges, self.spec.alphas, self.best_alphas, strict=True
+        ):
+            chosen = better[start:stop]
+            if not bool(chosen.any()):
+                continue
+            count = chosen.shape[0]
+            for index, alpha in own.items():
+                target = kept[index][:, :count]
+                current = alpha.detach()[:, :count]
+                target.copy_(torch.where(chosen[None, :, :, None], current, target))
+
+    def _blocks(self, start: Relaxations, options: BoundOptions) -> dict[int, RowBlock]:
+        blocks: dict[int, RowBlock] = {}
+        if options.intermediate != "crown":
+            return blocks
+        for node in self.graph.bounded:
+            if node in self.graph.interval_exact:
+                continue
+            elements = elements_to_bound(self.graph, node, self.reference[node], options)
+            if elements.numel():
+                rows = NeuronRows.both_sides(elements, self.box.lower.dtype)
+                blocks[node] = _row_block(start, node, rows, elements, options)
+        return blocks
+
+
+def _row_block(
+    start: Relaxations, node: int, rows: Rows, elements: Tensor | None, options: BoundOptions
+) -> RowBlock:
+    graph, batch = start.graph, start.box.lower.shape[0]
+    cut = chunking(graph, node, batch, options)
+    alphas = []
+    for first, last in cut.ranges(rows.count):
+        chunk: dict[int, Tensor] = {}
+        for index in _activations_below(graph, node):
+            found = start.activation(index)
+            if found is None:
+                continue
+            operator, relaxation = found
+            initial = operator.initial_alpha(relaxation).detach()
+            if initial.numel():
+                expanded = initial.unsqueeze(1).expand(-1, last - first, -1, -1)
+                chunk[index] = expanded.contiguous()
+        alphas.append(chunk)
+    size = start.box.lower.element_size()
+    kept = size * batch * rows.count * saved_elements(graph, node)
+    recompute = options.memory_bytes is not None and kept > options.memory_bytes
+    return RowBlock(node, rows, cut, tuple(alphas), elements, recompute)
+
+
+def _activations_below(graph: Graph, node: int) -> list[int]:
+    reached = {node}
+    found = []
+    for index in range(node, 0, -1):
+        if index in reached:
+            reached.update(graph.nodes[index].inputs)
+            if index in graph.relaxed:
+                found.append(index)
+    return sorted(found)

@@ -1,0 +1,93 @@
+"""The one backward pass: from rows at a node down to the input box.
+
+Claim: for every x in box b, ``rows_s . node(x) >= result[s, b]``.
+Reference: Zhang et al. 2018 (arXiv 1811.00866), theorem 3.2; Xu et al. 2020 (arXiv 2002.12920),
+algorithm 1, for general graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.rows import Rows
+from auto_LiRPA_patches.operators.base import sum_bias
+from auto_LiRPA_patches.operators.interval import Interval
+
+LinesAt = Callable[[int], Any]
+
+
+def lower_bounds(graph: Graph, box: Interval, node: int, rows: Rows, lines_at: LinesAt) -> Tensor:
+    """Lower bounds of ``rows`` at ``node`` over the input boxes.
+
+    Args:
+        graph: the network.
+        box: ``[B, *input_shape]``.
+        node: index of the start node.
+        rows: S functionals of its value.
+        lines_at: for a node that needs bounds, its relaxation for these rows.
+
+    Returns:
+        ``[S, B]``, differentiable in the relaxations.
+    """
+    batch = box.lower.shape[0]
+    pending: dict[int, Tensor] = {}
+    biases: list[Tensor | None] = []
+    shortcut = rows.below(graph, node, batch)
+    if shortcut is None:
+        pending[node] = rows.coefficients(graph, node, batch)
+    else:
+        pending[graph.nodes[node].inputs[0]] = shortcut[0]
+        biases.append(shortcut[1])
+    del shortcut
+    for index in range(node, 0, -1):
+        if index not in pending:
+            continue
+        coeffs = pending.pop(index)
+        operator = graph.nodes[index].operator
+        if operator is None:
+            raise ValueError(f"node {index} ({graph.nodes[index].name}) is a second input")
+        lines = lines_at(index) if operator.needs_bounds else None
+        below, bias = operator.backward(graph.weights, coeffs, lines)
+        del coeffs
+        biases.append(bias)
+        for source, part in zip(graph.nodes[index].inputs, below, strict=True):
+            pending[source] = pending[source] + part if source in pending else part
+        del below, part
+    total = sum_bias(biases)
+    if 0 in pending:
+        value = _Concretize.apply(pending.pop(0).flatten(2), box.center.flatten(1), box)
+        total = value if total is None else total + value
+    if total is None:
+        return torch.zeros(rows.count, batch, dtype=box.lower.dtype, device=box.lower.device)
+    return total
+
+
+class _Concretize(torch.autograd.Function):
+    """``min over the box of A x`` = A . center - |A| . radius; keeps one bit per element."""
+
+    @staticmethod
+    def forward(ctx: Any, coeffs: Tensor, center: Tensor, box: Interval) -> Tensor:
+        radius = box.radius.flatten(1)
+        ctx.box = box
+        if coeffs.requires_grad or ctx.needs_input_grad[0]:
+            ctx.save_for_backward(coeffs > 0)
+        return _row_dot(coeffs, center) - _row_dot(coeffs.abs(), radius)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (positive,) = ctx.saved_tensors
+        box: Interval = ctx.box
+        corner = torch.where(positive, box.lower.flatten(1), box.upper.flatten(1))
+        return corner.mul_(grads[0].unsqueeze(-1)), None, None
+
+
+def _row_dot(coeffs: Tensor, vector: Tensor) -> Tensor:
+    """``[S, B, N] . [B, N] -> [S, B]``."""
+    if vector.shape[0] == 1:
+        return coeffs[:, 0] @ vector[0].unsqueeze(-1)
+    return torch.einsum("sbn,bn->sb", coeffs, vector)

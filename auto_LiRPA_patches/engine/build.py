@@ -1,0 +1,63 @@
+"""Make the engine's graph of an auto_LiRPA `BoundedModule`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from auto_LiRPA_patches.engine.graph import Graph, Node
+from auto_LiRPA_patches.engine.translators import translate
+from auto_LiRPA_patches.engine.upstream_node import UpstreamNode
+from auto_LiRPA_patches.errors import UnsupportedOperatorError
+from auto_LiRPA_patches.sharding.weights import WeightSource
+
+
+def build_graph(bounded_module: Any, weights: WeightSource) -> Graph:
+    """Translate every node that depends on the input; hand every constant to `weights`.
+
+    The result holds no reference to `bounded_module`: once the caller drops it and the module it
+    was made from, parameters live in `weights` alone (on a sharded source, 1/P of each).
+
+    Args:
+        bounded_module: as `build_bounded_module` returns it, after its forward pass with batch 1.
+        weights: registers parameters in one order on all ranks.
+
+    Raises:
+        UnsupportedOperatorError: an operator, named with its node, has no sound bounds here; or
+            the network has several inputs or outputs.
+    """
+    upstream = [UpstreamNode(bound, weights) for bound in bounded_module._modules.values()]
+    inputs = [node for node in upstream if node.is_input and node.bound.from_input is not False]
+    if len(inputs) != 1:
+        names = ", ".join(f'"{node.name}"' for node in inputs)
+        raise UnsupportedOperatorError(f"expected one network input, found {len(inputs)}: {names}.")
+    if len(bounded_module.output_name) != 1:
+        raise UnsupportedOperatorError(
+            f"expected one network output, found {len(bounded_module.output_name)}."
+        )
+    nodes = [Node(inputs[0].name, None, (), inputs[0].shape)]
+    position = {inputs[0].name: 0}
+    needed = _ancestors(bounded_module[bounded_module.final_name])
+    for node in upstream:
+        if node.is_input or not node.depends_on_input or node.name not in needed:
+            continue
+        sources = tuple(
+            position[source.name] for source in node.operands if source.depends_on_input
+        )
+        position[node.name] = len(nodes)
+        nodes.append(Node(node.name, translate(node), sources, node.shape))
+    output = position.get(bounded_module.final_name)
+    if output is None:
+        raise UnsupportedOperatorError("the network's output does not depend on its input.")
+    return Graph(tuple(nodes), output, weights)
+
+
+def _ancestors(final: Any) -> set[str]:
+    """Names of all nodes the final one is computed from, itself included."""
+    found: set[str] = set()
+    stack = [final]
+    while stack:
+        bound = stack.pop()
+        if bound.name not in found:
+            found.add(bound.name)
+            stack.extend(bound.inputs)
+    return found

@@ -1,0 +1,58 @@
+"""How many rows of a backward pass fit into memory."""
+
+from __future__ import annotations
+
+from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.rows import Chunking
+from auto_LiRPA_patches.operators.activation import Activation
+from auto_LiRPA_patches.operators.base import num_elements
+
+# One step holds the old and the new coefficients and up to two temporaries of their size.
+_COPIES = 4
+
+
+def row_elements(graph: Graph, node: int) -> int:
+    """Estimated peak of coefficient elements one row of a backward pass from `node` holds."""
+    live = {node: num_elements(graph.nodes[node].shape)}
+    peak = _COPIES * live[node]
+    for index in range(node, 0, -1):
+        size = live.pop(index, None)
+        if size is None:
+            continue
+        widest = size
+        for source in graph.nodes[index].inputs:
+            live[source] = num_elements(graph.nodes[source].shape)
+            widest = max(widest, live[source])
+        peak = max(peak, sum(live.values()) + _COPIES * widest)
+    return peak
+
+
+def saved_elements(graph: Graph, node: int) -> int:
+    """Estimated coefficient elements per row that autograd keeps for a backward pass."""
+    reached = {node}
+    total = 0
+    for index in range(node, 0, -1):
+        if index not in reached:
+            continue
+        reached.update(graph.nodes[index].inputs)
+        size = num_elements(graph.nodes[index].shape)
+        if isinstance(graph.nodes[index].operator, Activation):
+            total += 3 * size
+    return total + num_elements(graph.input_shape)
+
+
+def chunking(graph: Graph, node: int, batch: int, options: BoundOptions) -> Chunking:
+    """The cut of rows at `node`: tiles where they are asked for, else what options allow.
+
+    With a tight memory limit a single row is the smallest chunk; it is tried even when the
+    estimate exceeds the limit.
+    """
+    if options.tile_rows is not None:
+        return Chunking(options.tile_rows, padded=True)
+    rows = options.chunk_rows
+    if options.memory_bytes is not None:
+        # 8 bytes cover float64; for float32 the estimate errs on the small side of chunks.
+        per_row = 4 * batch * row_elements(graph, node)
+        rows = min(rows, options.memory_bytes // max(per_row, 1))
+    return Chunking(max(1, rows))

@@ -1,0 +1,59 @@
+"""What steers the computation of bounds; none of it may change what a bound claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def never() -> bool:
+    """A clock that never runs out."""
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOptions:
+    """How bounds are computed.
+
+    Attributes:
+        chunk_rows: at most so many rows per backward pass (`solver.crown.batch_size`).
+        memory_bytes: estimated coefficient bytes one backward pass may hold; None = no limit.
+            Equal on all ranks.
+        tile_rows: rows are computed in zero-padded tiles of exactly this height, so that their
+            bits depend neither on `chunk_rows` nor on which rows are computed together
+            (`general.deterministic`, `bab.force_synchronous`); None = off.
+        sparse_rows: bound only the neurons the cheaper bounds leave unstable
+            (`general.sparse_interm`).
+        sparse_alpha: keep α only for neurons that are unstable (`general.sparse_alpha`).
+        intermediate: `crown`, or `ibp` for CROWN-IBP.
+        out_of_time: asked between steps; the same answer on all ranks.
+        progress: called with a short sentence as long steps advance.
+    """
+
+    chunk_rows: int = 1_000_000_000
+    memory_bytes: int | None = None
+    tile_rows: int | None = None
+    sparse_rows: bool = True
+    sparse_alpha: bool = True
+    intermediate: str = "crown"
+    out_of_time: Callable[[], bool] = never
+    progress: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaOptions:
+    """How α is optimised (`solver.alpha-crown.*`).
+
+    Attributes:
+        iterations: gradient steps.
+        learning_rate: Adam's initial step, in units of α.
+        decay: factor on the step after each iteration.
+        patience: stop after so many iterations without a better bound (`early_stop_patience`).
+        early_stop: stop as soon as no row is open, or patience is exhausted.
+    """
+
+    iterations: int = 100
+    learning_rate: float = 0.1
+    decay: float = 0.98
+    patience: int = 10
+    early_stop: bool = True

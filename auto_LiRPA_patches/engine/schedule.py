@@ -1,0 +1,152 @@
+"""CROWN: intermediate bounds from the input upwards, then the rows asked for.
+
+Each node that some relaxation needs is first bounded by its interval image; the elements which
+that leaves unstable are bounded by backward passes in row chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.backward import LinesAt, lower_bounds
+from auto_LiRPA_patches.engine.chunks import chunking
+from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.relaxations import Relaxations
+from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
+from auto_LiRPA_patches.operators.activation import Activation
+from auto_LiRPA_patches.operators.base import num_elements
+from auto_LiRPA_patches.operators.interval import Interval
+
+
+def crown_relaxations(
+    graph: Graph,
+    box: Interval,
+    options: BoundOptions,
+    known: Mapping[int, Interval] | None = None,
+) -> Relaxations:
+    """Bounds of every node that needs them, by CROWN or (`options.intermediate`) IBP.
+
+    Args:
+        graph: the network.
+        box: ``[B, *input_shape]``.
+        options: chunks, sparsity, clock.
+        known: sound bounds of some nodes; they are kept where they are tighter.
+
+    Returns:
+        Relaxations with bounds of all nodes in ``graph.bounded``. When the clock runs out the
+        remaining nodes keep their interval bounds, which are sound.
+
+    Raises:
+        SoundnessError: a bound is not finite enough to go on, or bounds cross.
+    """
+    features: dict[int, Tensor | None] = {}
+    state = Relaxations(graph, box, features)
+    with torch.no_grad():
+        for node in graph.bounded:
+            bounds = state.interval(node)
+            refine = options.intermediate == "crown" and node not in graph.interval_exact
+            if refine and not options.out_of_time():
+                elements = elements_to_bound(graph, node, bounds, options)
+                if elements.numel():
+                    refined = crown_interval(state, node, elements, options)
+                    bounds = scatter(bounds, elements, refined).intersect(bounds)
+            if known is not None and node in known:
+                bounds = bounds.intersect(known[node])
+            state.set_bounds(node, bounds.require_sound(graph.nodes[node].name))
+            for index in graph.relaxed:
+                if graph.nodes[index].inputs[0] == node:
+                    features[index] = relaxed_features(graph, index, bounds, options)
+            if options.progress is not None:
+                options.progress(f"bounded {graph.nodes[node].name}")
+    return state
+
+
+def crown_bounds(state: Relaxations, rows: Rows, options: BoundOptions) -> Tensor:
+    """CROWN lower bounds ``[S, B]`` of `rows` at the network's output. No gradient."""
+    output = state.graph.output
+    with torch.no_grad():
+        cut = chunking(state.graph, output, state.box.lower.shape[0], options)
+        return bound_rows(state, output, rows, cut, None)
+
+
+def bound_rows(
+    state: Relaxations,
+    node: int,
+    rows: Rows,
+    cut: Chunking,
+    alphas: Mapping[int, Tensor] | None,
+) -> Tensor:
+    """Lower bounds ``[S, B]`` of `rows` at `node`, chunk by chunk.
+
+    Args:
+        alphas: per activation ``[K, S, B, F]`` with S the rows of all chunks, padding included;
+            None = CROWN's own lines.
+    """
+    parts = []
+    for start, stop in cut.ranges(rows.count):
+        own = None if alphas is None else {i: a[:, start:stop] for i, a in alphas.items()}
+        part = lower_bounds(
+            state.graph, state.box, node, rows.narrow(start, stop), _lines_for(state, own)
+        )
+        parts.append(part[: rows.count - start])
+    return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+
+def crown_interval(
+    state: Relaxations, node: int, elements: Tensor, options: BoundOptions
+) -> Interval:
+    """CROWN bounds ``[B, F]`` of ``elements [F]`` of `node`."""
+    rows = NeuronRows.both_sides(elements, state.box.lower.dtype)
+    cut = chunking(state.graph, node, state.box.lower.shape[0], options)
+    return sides(bound_rows(state, node, rows, cut, None))
+
+
+def sides(result: Tensor) -> Interval:
+    """``[2F, B]`` lower bounds of +e and -e rows -> the interval ``[B, F]``."""
+    count = result.shape[0] // 2
+    return Interval(result[:count].T, -result[count:].T)
+
+
+def scatter(base: Interval, elements: Tensor, refined: Interval) -> Interval:
+    """`base` ``[B, *shape]`` with ``refined [B, F]`` in the places of ``elements [F]``."""
+    shape = base.lower.shape
+    lower = base.lower.flatten(1).index_copy(1, elements, refined.lower)
+    upper = base.upper.flatten(1).index_copy(1, elements, refined.upper)
+    return Interval(lower.view(shape), upper.view(shape))
+
+
+def elements_to_bound(graph: Graph, node: int, bounds: Interval, options: BoundOptions) -> Tensor:
+    """Elements of `node` that a tighter bound could help, ascending ``[F]``."""
+    count = num_elements(graph.nodes[node].shape)
+    everything = torch.arange(count, device=bounds.lower.device)
+    if not options.sparse_rows:
+        return everything
+    wanted = torch.zeros(count, dtype=torch.bool, device=bounds.lower.device)
+    for index in graph.relaxed:
+        if node not in graph.nodes[index].inputs:
+            continue
+        operator = graph.nodes[index].operator
+        if isinstance(operator, Activation):
+            wanted |= operator.unstable(bounds.flatten())
+        else:
+            wanted[:] = True
+    return everything[wanted]
+
+
+def relaxed_features(
+    graph: Graph, index: int, bounds: Interval, options: BoundOptions
+) -> Tensor | None:
+    """The elements activation `index` relaxes; None = all."""
+    operator = graph.nodes[index].operator
+    if not isinstance(operator, Activation) or not options.sparse_alpha:
+        return None
+    unstable = operator.unstable(bounds.flatten())
+    return None if bool(unstable.all()) else unstable.nonzero().squeeze(1)
+
+
+def _lines_for(state: Relaxations, alphas: Mapping[int, Tensor] | None) -> LinesAt:
+    return lambda index: state.lines(index, alphas)

@@ -1,0 +1,114 @@
+"""Read-only view of one node of auto_LiRPA's graph, in the engine's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from auto_LiRPA_patches.errors import UnsupportedOperatorError
+from auto_LiRPA_patches.operators.base import Shape, num_elements
+from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
+
+
+@dataclass(frozen=True)
+class UpstreamNode:
+    """One node of a `BoundedModule`.
+
+    Attributes:
+        bound: upstream's object.
+        weights: where constant operands are registered.
+    """
+
+    bound: Any
+    weights: WeightSource
+
+    @property
+    def kind(self) -> str:
+        """Upstream's class name, such as ``BoundRelu``."""
+        return type(self.bound).__name__
+
+    @property
+    def name(self) -> str:
+        """The node's unique name."""
+        return str(self.bound.name)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """ONNX attributes of the operator."""
+        return dict(self.bound.attr)
+
+    @property
+    def operands(self) -> list[UpstreamNode]:
+        """All operands, constant ones included, in ONNX order."""
+        return [UpstreamNode(source, self.weights) for source in self.bound.inputs]
+
+    @property
+    def is_input(self) -> bool:
+        """Whether this is the network's input."""
+        return self.kind == "BoundInput"
+
+    @property
+    def depends_on_input(self) -> bool:
+        """Whether the value depends on the network's input."""
+        return self.is_input or bool(self.bound.from_input)
+
+    @property
+    def shape(self) -> Shape:
+        """Shape without the batch axis of a value that depends on the input.
+
+        Raises:
+            UnsupportedOperatorError: the first axis is not the batch.
+        """
+        full = tuple(int(size) for size in self.bound.output_shape)
+        if not full or full[0] != 1:
+            self.refuse(f"its output has shape {list(full)}, whose first axis is not the batch")
+        return full[1:]
+
+    @property
+    def constant(self) -> Tensor:
+        """The value of a node that does not depend on the input."""
+        if self.kind == "BoundParams":
+            return self.bound.param.detach()
+        if self.kind == "BoundBuffers":
+            return self.bound.buffer.detach()
+        value = getattr(self.bound, "value", None)
+        if value is None:
+            value = self.bound.forward_value
+        return value.detach()
+
+    def register(self) -> WeightHandle:
+        """Hand the constant to the weight source."""
+        return self.weights.register(self._weight_name(), self.constant)
+
+    def register_broadcast(self, shape: Shape) -> WeightHandle:
+        """Register a constant that broadcasts *to* values of ``shape`` (without batch).
+
+        Raises:
+            UnsupportedOperatorError: it has a batch of its own, or would widen the value.
+        """
+        constant = self.constant
+        while constant.dim() > len(shape) and constant.shape[0] == 1:
+            constant = constant.squeeze(0)
+        fits = constant.dim() <= len(shape) and all(
+            own in (1, size)
+            for own, size in zip(reversed(constant.shape), reversed(shape), strict=False)
+        )
+        if not fits:
+            self.refuse(
+                f"a constant of shape {list(self.constant.shape)} meets a value of shape "
+                f"{list(shape)} (without batch) that it would have to widen"
+            )
+        return self.weights.register(f"{self._weight_name()}:{num_elements(shape)}", constant)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise UnsupportedOperatorError naming the node and operator."""
+        operator = self.kind.removeprefix("Bound")
+        raise UnsupportedOperatorError(
+            f'node "{self.name}": operator {operator} is not supported in this form: {why}.'
+        )
+
+    def _weight_name(self) -> str:
+        original = getattr(self.bound, "ori_name", None)
+        return f"{original or 'constant'}@{self.name}"

@@ -1,0 +1,46 @@
+"""Linear layers: ONNX Gemm, and MatMul with a constant on either side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from auto_LiRPA_patches.operators.base import AffineOperator
+from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
+
+
+@dataclass(frozen=True)
+class Linear(AffineOperator):
+    """``y = x W^T + b`` on the last axis.
+
+    Attributes:
+        weight: handle of W, ``[out, in]``.
+        bias: handle of b, ``[out]``, or None.
+        transposed: W is stored as ``[in, out]`` (a MatMul constant), used as it lies.
+    """
+
+    weight: WeightHandle
+    bias: WeightHandle | None
+    transposed: bool = False
+
+    def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
+        matrix = self._matrix(weights)
+        if absolute:
+            matrix = matrix.abs()
+        return rows @ matrix.T
+
+    def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
+        return rows @ self._matrix(weights)
+
+    def offset(self, weights: WeightSource) -> Tensor | None:
+        return None if self.bias is None else weights.gather(self.bias)
+
+    def select_rows(self, weights: WeightSource, index: Tensor, sign: Tensor) -> Tensor | None:
+        if len(self.output_shape) != 1:
+            return None
+        return self._matrix(weights)[index] * sign[:, None]
+
+    def _matrix(self, weights: WeightSource) -> Tensor:
+        matrix = weights.gather(self.weight)
+        return matrix.T if self.transposed else matrix

@@ -1,0 +1,117 @@
+"""ReLU: chord above, a line of slope α in [0, 1] through zero below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.operators.activation import Activation, Relaxation, pick
+from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.operators.lines import Lines
+
+LOWER_SLOPES = ("adaptive", "same-slope", "zero-lb", "one-lb")
+
+
+@dataclass(frozen=True)
+class ReluRelaxation(Relaxation):
+    """ReLU over ``[l, u]``; F features relaxed, the others exact.
+
+    Attributes:
+        pass_through: ``[B, N]`` 1 where l >= 0, else 0.
+        slope, intercept: ``[1, B, F]`` the upper line (the chord where l < 0 < u).
+        default_slope: ``[1, B, F]`` CROWN's lower slope.
+        open_mask: ``[1, B, F]`` 1 where l < 0 < u, or None when that holds everywhere.
+    """
+
+    pass_through: Tensor
+    slope: Tensor
+    intercept: Tensor
+    default_slope: Tensor
+    open_mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Relu(Activation):
+    """``y = max(x, 0)``.
+
+    Attributes:
+        lower_slope: CROWN's choice of lower slope where l < 0 < u, as in
+            `solver.crown.activation_bound_option`: adaptive = 1 if u > -l else 0 (the smaller
+            area), same-slope = the chord's, zero-lb, one-lb.
+    """
+
+    lower_slope: str = "adaptive"
+
+    @property
+    def num_alphas(self) -> int:
+        return 1
+
+    def function(self, value: Tensor) -> Tensor:
+        return torch.relu(value)
+
+    def unstable(self, bounds: Interval) -> Tensor:
+        # Not (l >= 0) and not (u <= 0): a NaN bound counts as unstable, never as exact.
+        stable = (bounds.lower >= 0) | (bounds.upper <= 0)
+        return ~stable.all(0)
+
+    def relax(self, bounds: Interval, features: Tensor | None) -> ReluRelaxation:
+        lower, upper = pick(bounds.lower, features), pick(bounds.upper, features)
+        with torch.no_grad():
+            active = lower >= 0
+            is_open = ~(active | (upper <= 0))
+            pass_through = (bounds.lower >= 0).to(lower.dtype)
+            all_open = bool(is_open.all())
+        if all_open:
+            slope = upper / (upper - lower)
+            intercept = -lower * slope
+            mask = None
+        else:
+            # The dummies keep 0/0 out of the gradient where the neuron is stable.
+            safe_lower = torch.where(is_open, lower, torch.full_like(lower, -1.0))
+            safe_upper = torch.where(is_open, upper, torch.ones_like(upper))
+            chord = safe_upper / (safe_upper - safe_lower)
+            slope = torch.where(is_open, chord, active.to(lower.dtype))
+            intercept = torch.where(is_open, -safe_lower * chord, torch.zeros_like(chord))
+            mask = is_open.to(lower.dtype).unsqueeze(0)
+        default = self._default_slope(lower, upper, slope)
+        if not all_open:
+            default = torch.where(is_open, default, active.to(lower.dtype))
+        return ReluRelaxation(
+            features,
+            pass_through,
+            slope.unsqueeze(0),
+            intercept.unsqueeze(0),
+            default.unsqueeze(0),
+            mask,
+        )
+
+    def initial_alpha(self, relaxation: Relaxation) -> Tensor:
+        return self._own(relaxation).default_slope.detach().clone()
+
+    def lines(self, relaxation: Relaxation, alpha: Tensor | None) -> Lines:
+        own = self._own(relaxation)
+        if alpha is None:
+            lower_slope = own.default_slope
+        elif own.open_mask is None:
+            lower_slope = alpha[0]
+        else:
+            # Stable in some box: there the neuron is exact, whatever alpha says.
+            lower_slope = alpha[0] * own.open_mask + own.slope.detach() * (1 - own.open_mask)
+        return Lines(own.index, own.pass_through, lower_slope, None, own.slope, own.intercept)
+
+    def _default_slope(self, lower: Tensor, upper: Tensor, chord: Tensor) -> Tensor:
+        if self.lower_slope == "same-slope":
+            return chord
+        with torch.no_grad():
+            if self.lower_slope == "zero-lb":
+                return torch.zeros_like(lower)
+            if self.lower_slope == "one-lb":
+                return torch.ones_like(lower)
+            return (upper > -lower).to(lower.dtype)
+
+    def _own(self, relaxation: Relaxation) -> ReluRelaxation:
+        if not isinstance(relaxation, ReluRelaxation):
+            raise TypeError(f"{self.name}: expected a ReLU relaxation")
+        return relaxation
