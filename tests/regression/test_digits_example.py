@@ -1,0 +1,140 @@
+"""The embedded example: its files are what scripts/make_models.py says they are.
+
+A failure means that a committed network or property was changed by hand, or that the writers of
+ONNX and VNN-LIB no longer say what they were asked to.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from complete_verifier.specification.vnnlib import parse_vnnlib, read_vnnlib
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "exp_configs" / "digits"
+NETWORKS = ("mlp", "conv", "resnet")
+
+
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import digits_networks
+
+    return digits_networks
+
+
+@pytest.fixture
+def properties(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import digits_properties
+
+    return digits_properties
+
+
+def rows(name: str) -> list[list[str]]:
+    with (FOLDER / name).open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def outputs(path: Path, images: np.ndarray) -> np.ndarray:
+    """Return the network's outputs, [N, 10], for images [N, 64]; its batch is fixed at 1."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    shape = session.get_inputs()[0].shape
+    runs = [session.run(None, {"input": image.reshape(shape)})[0][0] for image in images]
+    return np.stack(runs)
+
+
+def test_each_network_has_an_instance_of_each_kind(properties: ModuleType) -> None:
+    kinds = {(onnx, kind) for onnx, _, _, _, kind in rows("expected.csv")}
+    wanted = {(f"onnx/{name}.onnx", kind) for name in NETWORKS for kind in properties.KINDS}
+    assert kinds == wanted
+    assert [row[:3] for row in rows("expected.csv")] == rows("instances.csv")
+
+
+def test_no_file_is_missing_or_left_over() -> None:
+    listed = {path for row in rows("instances.csv") for path in row[:2]}
+    found = {str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*")}
+    assert found == listed
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_committed_network_classifies_the_test_set(name: str, networks: ModuleType) -> None:
+    data = networks.load_data(0)
+    scores = outputs(FOLDER / "onnx" / f"{name}.onnx", data.test_images.numpy())
+    assert (scores.argmax(1) == data.test_labels.numpy()).mean() >= 0.97
+
+
+def test_each_property_is_the_ball_around_its_image_inside_the_unit_box(
+    networks: ModuleType,
+) -> None:
+    data = networks.load_data(0)
+    for _, name, _ in rows("instances.csv"):
+        _, _, image_index, _, epsilon = Path(name).stem.split("_")
+        (region,) = read_vnnlib(FOLDER / name).regions
+        image = data.test_images[int(image_index)].double().numpy()
+        radius = float(epsilon)
+        np.testing.assert_allclose(region.lower, np.clip(image - radius, 0, 1), atol=1e-12)
+        np.testing.assert_allclose(region.upper, np.clip(image + radius, 0, 1), atol=1e-12)
+
+
+def test_the_unsafe_set_is_any_other_class_scored_as_high(properties: ModuleType) -> None:
+    candidate = properties.Candidate("mlp", image=5, label=1, epsilon=0.25)
+    text = properties.vnnlib_text(candidate, torch.tensor([0.0, 0.5, 1.0]), num_classes=3)
+    (region,) = parse_vnnlib(text, "test").regions
+    assert region.lower.tolist() == [0, 0.25, 0.75] and region.upper.tolist() == [0.25, 0.75, 1]
+
+    def unsafe(scores: list[float]) -> bool:
+        return any(
+            bool((clause.coefficients @ np.array(scores) <= clause.rhs).all())
+            for clause in region.clauses
+        )
+
+    assert not unsafe([0.9, 1.0, 0.9])
+    assert unsafe([1.0, 1.0, 0.0]) and unsafe([0.0, 1.0, 1.5])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_exported_network_computes_what_pytorch_does(
+    name: str, networks: ModuleType, tmp_path: Path
+) -> None:
+    from onnx_graph import save_onnx
+
+    torch.manual_seed(1)
+    architecture = getattr(networks, name)()
+    images = torch.rand(5, 64)
+    inputs = images.reshape(-1, *architecture.input_shape)
+    architecture.layers(inputs)  # in training mode, so that BatchNormalization has statistics
+    path = tmp_path / f"{name}.onnx"
+    save_onnx(architecture.layers, architecture.input_shape, 10, path)
+    with torch.no_grad():
+        expected = architecture.layers(inputs).numpy()
+    # float32 sums of at most 256 terms of order 1, in another order
+    np.testing.assert_allclose(outputs(path, images.numpy()), expected, atol=1e-5)
+
+
+def test_a_layer_without_a_rule_is_refused(networks: ModuleType, tmp_path: Path) -> None:
+    from onnx_graph import save_onnx
+
+    with pytest.raises(TypeError, match="no rule to write a Tanh as ONNX"):
+        save_onnx(torch.nn.Sequential(torch.nn.Tanh()), (3,), 3, tmp_path / "x.onnx")
+
+
+def test_selection_takes_each_kind_from_another_image(properties: ModuleType) -> None:
+    offered = [
+        properties.Candidate("mlp", image, 0, epsilon)
+        for image in range(4)
+        for epsilon in (0.1, 0.2, 0.3, 0.4)
+    ]
+    kinds = {c: properties.KINDS[round(c.epsilon * 10) - 1] for c in offered}
+    chosen = properties.select(offered, kinds)
+    assert [kind for _, kind in chosen] == list(properties.KINDS)
+    assert [candidate.image for candidate, _ in chosen] == [0, 1, 2, 3]
+    with pytest.raises(LookupError, match="mlp: no unused image with a property of kind violated"):
+        properties.select(offered[:12], kinds)
