@@ -1,0 +1,217 @@
+"""Collectives on real gloo groups of 2, 3 and 4 ranks against what one process computes.
+
+A failure means that ranks would go on with numbers that are not each other's.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.errors import RankMismatchError
+from auto_LiRPA_patches.sharding.collectives import Ranks
+from tests.distributed.ranks import RankFailure, RankPool
+
+pytestmark = pytest.mark.distributed
+
+worlds = pytest.mark.parametrize("world_size", [2, 3, 4])
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+
+
+def _part(rank: int, *shape: int) -> Tensor:
+    """Return what rank `rank` contributes; different on every rank."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank))
+
+
+# -- run by every rank ---------------------------------------------------------------------
+
+
+def gather_every_dtype(ranks: Ranks) -> list[Tensor]:
+    part = _part(ranks.world.rank, 3, 2) * 100
+    return [ranks.world.all_gather(part.to(dtype)) for dtype in DTYPES]
+
+
+def gather_odd_shapes(ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+    part = _part(ranks.world.rank, 4, 6)
+    into = ranks.world.gather_buffer(part)
+    filled = ranks.world.all_gather(part, into=into)
+    return ranks.world.all_gather(part.T[1:]), ranks.world.all_gather(part[0, 0]), filled
+
+
+def gather_uneven(ranks: Ranks, sizes: list[int]) -> Tensor:
+    return ranks.world.all_gather_uneven(_part(ranks.world.rank, sizes[ranks.world.rank], 2), sizes)
+
+
+def reduce_and_broadcast(ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+    rank = ranks.world.rank
+    total = ranks.world.all_reduce_sum(torch.tensor([1.0, 10.0**rank]))
+    empty = ranks.world.all_reduce_sum(torch.zeros(0))
+    return total, empty, ranks.world.broadcast(_part(rank, 5), source=1)
+
+
+def exchange_metadata(ranks: Ranks) -> dict[str, object]:
+    world, rank = ranks.world, ranks.world.rank
+    return {
+        "integers": world.all_gather_integers("test", [rank, -(2**62) - rank]),
+        "objects": world.all_gather_object({"rank": rank, "text": "x" * rank}),
+        "object": world.broadcast_object(f"from {rank}", source=world.size - 1),
+        "max": world.agree_max(10 - rank),
+        "min": world.agree_min(10 - rank),
+        "any": (world.agree_any(rank == 1), world.agree_any(False)),
+        "all": (world.agree_all(True), world.agree_all(rank != 1)),
+    }
+
+
+def gather_along_axes(ranks: Ranks) -> dict[str, object]:
+    return {
+        "data": [r for (r,) in ranks.data.all_gather_integers("test", [ranks.mesh.rank])],
+        "tp": [r for (r,) in ranks.tp.all_gather_integers("test", [ranks.mesh.rank])],
+        "positions": (ranks.data.rank, ranks.tp.rank),
+        "sum": ranks.data.all_reduce_sum(torch.tensor([10.0**ranks.mesh.rank])).item(),
+    }
+
+
+def disagree(ranks: Ranks) -> str:
+    try:
+        ranks.world.agree_same("configuration hash", f"hash{min(ranks.world.rank, 1)}")
+    except RankMismatchError as error:
+        return str(error)
+    return "no error"
+
+
+def meet_at_different_calls(ranks: Ranks) -> str:
+    try:
+        if ranks.world.rank == 0:
+            ranks.world.agree_max(3)
+        else:
+            ranks.world.barrier()
+    except RankMismatchError as error:
+        return str(error)
+    return "no error"
+
+
+def wait_for_nobody(ranks: Ranks) -> None:
+    if ranks.world.rank == 1:
+        time.sleep(4)
+        return
+    begun = time.monotonic()
+    try:
+        ranks.world.all_reduce_sum(torch.zeros(3))
+    finally:
+        seconds = time.monotonic() - begun
+        assert 1.5 < seconds < 3.5, seconds
+
+
+def lose_a_peer(ranks: Ranks) -> None:
+    if ranks.world.rank == 1:
+        raise LookupError("the reason")
+    ranks.world.all_gather(torch.zeros(3))
+
+
+def trace_names(ranks: Ranks) -> set[str]:
+    with torch.autograd.profiler.profile(use_kineto=False) as profile:
+        ranks.data.all_gather(torch.zeros(3))
+        ranks.data.all_reduce_sum(torch.zeros(3))
+        ranks.data.barrier()
+    return {event.key for event in profile.key_averages() if event.key.startswith("data.")}
+
+
+# -- tests ---------------------------------------------------------------------------------
+
+
+@worlds
+def test_all_gather_stacks_every_ranks_part(rank_pool: RankPool, world_size: int) -> None:
+    parts = torch.stack([_part(rank, 3, 2) * 100 for rank in range(world_size)])
+    for gathered in rank_pool.run(gather_every_dtype, world_size):
+        for tensor, dtype in zip(gathered, DTYPES, strict=True):
+            assert tensor.dtype == dtype
+            assert torch.equal(tensor, parts.to(dtype))
+
+
+@worlds
+def test_all_gather_takes_views_scalars_and_a_given_buffer(
+    rank_pool: RankPool, world_size: int
+) -> None:
+    parts = torch.stack([_part(rank, 4, 6) for rank in range(world_size)])
+    for views, scalars, filled in rank_pool.run(gather_odd_shapes, world_size):
+        assert torch.equal(views, parts.transpose(1, 2)[:, 1:])
+        assert torch.equal(scalars, parts[:, 0, 0])
+        assert torch.equal(filled, parts)
+
+
+@pytest.mark.parametrize("sizes", [[3, 1], [0, 2], [0, 0], [2, 0, 5], [1, 1, 1], [0, 7, 0, 1]])
+def test_uneven_gather_concatenates_rows_in_rank_order(
+    rank_pool: RankPool, sizes: list[int]
+) -> None:
+    expected = torch.cat([_part(rank, size, 2) for rank, size in enumerate(sizes)])
+    for gathered in rank_pool.run(gather_uneven, len(sizes), sizes):
+        assert torch.equal(gathered, expected)
+
+
+@worlds
+def test_sum_and_broadcast_reach_every_rank_once(rank_pool: RankPool, world_size: int) -> None:
+    # Powers of ten show a part that is dropped or added twice in its own digit.
+    expected = torch.tensor([world_size, sum(10.0**rank for rank in range(world_size))])
+    for total, empty, sent in rank_pool.run(reduce_and_broadcast, world_size):
+        assert torch.equal(total, expected)
+        assert empty.shape == (0,)
+        assert torch.equal(sent, _part(1, 5))
+
+
+@worlds
+def test_metadata_reaches_every_rank(rank_pool: RankPool, world_size: int) -> None:
+    for got in rank_pool.run(exchange_metadata, world_size):
+        assert got == {
+            "integers": [(rank, -(2**62) - rank) for rank in range(world_size)],
+            "objects": [{"rank": rank, "text": "x" * rank} for rank in range(world_size)],
+            "object": f"from {world_size - 1}",
+            "max": 10,
+            "min": 11 - world_size,
+            "any": (True, False),
+            "all": (True, False),
+        }
+
+
+def test_each_axis_of_a_two_by_two_mesh_talks_to_its_own_ranks(rank_pool: RankPool) -> None:
+    for rank, got in enumerate(rank_pool.run(gather_along_axes, 4, tp=2)):
+        data = [rank % 2, rank % 2 + 2]
+        assert got == {
+            "data": data,
+            "tp": [rank - rank % 2, rank - rank % 2 + 1],
+            "positions": (rank // 2, rank % 2),
+            "sum": sum(10.0**r for r in data),
+        }
+
+
+def test_an_axis_as_long_as_the_world_leaves_the_other_with_one_rank(rank_pool: RankPool) -> None:
+    for rank, got in enumerate(rank_pool.run(gather_along_axes, 2, tp=2)):
+        assert got == {"data": [rank], "tp": [0, 1], "positions": (0, rank), "sum": 10.0**rank}
+
+
+def test_differing_values_are_named_on_every_rank(rank_pool: RankPool) -> None:
+    for message in rank_pool.run(disagree, 3):
+        assert "configuration hash: expected the same on all 3 ranks" in message
+        assert "'hash0' on rank 0, 'hash1' on rank 1, 'hash1' on rank 2" in message
+
+
+def test_ranks_that_meet_at_different_calls_are_told_so(rank_pool: RankPool) -> None:
+    for message in rank_pool.run(meet_at_different_calls, 2):
+        assert "rank 0 at agree_max with 1 values, rank 1 at barrier with 0 values" in message
+
+
+def test_a_collective_nobody_joins_ends_at_the_timeout(rank_pool: RankPool) -> None:
+    with pytest.raises(RankFailure, match='"world.all_reduce_sum" failed on rank 0 of 2'):
+        rank_pool.run(wait_for_nobody, 2, collective_timeout=2)
+
+
+def test_a_lost_peer_ends_the_run_and_its_error_is_the_one_shown(rank_pool: RankPool) -> None:
+    with pytest.raises(RankFailure, match=r"rank 1 of 2 failed:(.|\n)*LookupError: the reason"):
+        rank_pool.run(lose_a_peer, 2)
+
+
+def test_collectives_carry_their_names_in_traces(rank_pool: RankPool) -> None:
+    for names in rank_pool.run(trace_names, 2):
+        assert names == {"data.all_gather", "data.all_reduce_sum", "data.barrier"}
