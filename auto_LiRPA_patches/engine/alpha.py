@@ -90,12 +90,14 @@ class AlphaResult:
         alphas: the α of each specification row at its best bound, per activation
             ``[K, S, B, F]``.
         iterations: gradient steps taken.
+        timed_out: the clock ended the optimisation.
     """
 
     lower: Tensor
     bounds: dict[int, Interval]
     alphas: dict[int, Tensor]
     iterations: int
+    timed_out: bool = False
 
 
 def optimize_alpha(
@@ -118,19 +120,21 @@ def optimize_alpha(
     optimization = _Optimization(start, rows, bound_options, options)
     taken = 0
     stale = 0
+    timed_out = False
     for iteration in range(options.iterations + 1):
         improved = optimization.evaluate(open_rows)
         stale = 0 if improved else stale + 1
         if options.early_stop and (optimization.finished or stale > options.patience):
             break
-        if iteration == options.iterations or bound_options.out_of_time():
+        timed_out = iteration < options.iterations and bound_options.out_of_time()
+        if timed_out or iteration == options.iterations:
             break
         optimization.step()
         taken += 1
         if bound_options.progress is not None:
             worst = float(optimization.best.min())
             bound_options.progress(f"α-CROWN iteration {taken}: worst lower bound {worst:.6g}")
-    return optimization.result(taken)
+    return optimization.result(taken, timed_out)
 
 
 class _Optimization:
@@ -204,7 +208,7 @@ class _Optimization:
             for alpha in self.leaves:
                 alpha.clamp_(0, 1)
 
-    def result(self, taken: int) -> AlphaResult:
+    def result(self, taken: int, timed_out: bool) -> AlphaResult:
         """The best bounds, improved once more by the best α over the best intermediate bounds."""
         self.loss = None
         with torch.no_grad():
@@ -222,7 +226,7 @@ class _Optimization:
             ]
             for index in self.best_alphas[0]
         }
-        return AlphaResult(self.best, dict(self.reference), alphas, taken)
+        return AlphaResult(self.best, dict(self.reference), alphas, taken, timed_out)
 
     def _keep(self, lower: Tensor, better: Tensor) -> None:
         self.best = torch.where(better, lower, self.best)

@@ -60,11 +60,17 @@ def lower_bounds(graph: Graph, box: Interval, node: int, rows: Rows, lines_at: L
         del below, part
     total = sum_bias(biases)
     if 0 in pending:
-        value = _Concretize.apply(pending.pop(0).flatten(2), box.center.flatten(1), box)
+        value = concretize(pending.pop(0).flatten(2), box)
         total = value if total is None else total + value
     if total is None:
         return torch.zeros(rows.count, batch, dtype=box.lower.dtype, device=box.lower.device)
     return total
+
+
+def concretize(coeffs: Tensor, box: Interval) -> Tensor:
+    """``min over v in the box of coeffs . v``: ``[S, B, N]`` over ``[B, *shape]`` -> ``[S, B]``."""
+    value: Tensor = _Concretize.apply(coeffs, box.center.flatten(1), box)
+    return value
 
 
 class _Concretize(torch.autograd.Function):

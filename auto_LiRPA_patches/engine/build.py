@@ -6,12 +6,14 @@ from typing import Any
 
 from auto_LiRPA_patches.engine.graph import Graph, Node
 from auto_LiRPA_patches.engine.translators import translate
-from auto_LiRPA_patches.engine.upstream_node import UpstreamNode
+from auto_LiRPA_patches.engine.upstream_node import BuildOptions, UpstreamNode
 from auto_LiRPA_patches.errors import UnsupportedOperatorError
 from auto_LiRPA_patches.sharding.weights import WeightSource
 
 
-def build_graph(bounded_module: Any, weights: WeightSource) -> Graph:
+def build_graph(
+    bounded_module: Any, weights: WeightSource, options: BuildOptions = BuildOptions()
+) -> Graph:
     """Translate every node that depends on the input; hand every constant to `weights`.
 
     The result holds no reference to `bounded_module`: once the caller drops it and the module it
@@ -20,12 +22,13 @@ def build_graph(bounded_module: Any, weights: WeightSource) -> Graph:
     Args:
         bounded_module: as `build_bounded_module` returns it, after its forward pass with batch 1.
         weights: registers parameters in one order on all ranks.
+        options: precision, device, and the choice of lower slopes.
 
     Raises:
         UnsupportedOperatorError: an operator, named with its node, has no sound bounds here; or
             the network has several inputs or outputs.
     """
-    upstream = [UpstreamNode(bound, weights) for bound in bounded_module._modules.values()]
+    upstream = [UpstreamNode(bound, weights, options) for bound in bounded_module._modules.values()]
     inputs = [node for node in upstream if node.is_input and node.bound.from_input is not False]
     if len(inputs) != 1:
         names = ", ".join(f'"{node.name}"' for node in inputs)
@@ -48,7 +51,7 @@ def build_graph(bounded_module: Any, weights: WeightSource) -> Graph:
     output = position.get(bounded_module.final_name)
     if output is None:
         raise UnsupportedOperatorError("the network's output does not depend on its input.")
-    return Graph(tuple(nodes), output, weights)
+    return Graph(tuple(nodes), output, weights, options.precision, options.device)
 
 
 def _ancestors(final: Any) -> set[str]:

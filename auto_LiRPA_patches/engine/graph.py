@@ -42,11 +42,15 @@ class Graph:
         nodes: every value that depends on the input.
         output: index of the network's output.
         weights: where operators read their parameters.
+        precision: dtype of parameters, values and bounds.
+        device: where they live.
     """
 
     nodes: tuple[Node, ...]
     output: int
     weights: WeightSource
+    precision: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
 
     @property
     def input_shape(self) -> Shape:

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.engine.backward import LinesAt, lower_bounds
+from auto_LiRPA_patches.engine.backward import concretize, lower_bounds
 from auto_LiRPA_patches.engine.chunks import chunking
+from auto_LiRPA_patches.engine.errors import OutOfTimeError
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
 from auto_LiRPA_patches.operators.activation import Activation
-from auto_LiRPA_patches.operators.base import num_elements
+from auto_LiRPA_patches.operators.base import AffineOperator, num_elements
 from auto_LiRPA_patches.operators.interval import Interval
 
 
@@ -37,10 +38,10 @@ def crown_relaxations(
         known: sound bounds of some nodes; they are kept where they are tighter.
 
     Returns:
-        Relaxations with bounds of all nodes in ``graph.bounded``. When the clock runs out the
-        remaining nodes keep their interval bounds, which are sound.
+        Relaxations with bounds of all nodes in ``graph.bounded``.
 
     Raises:
+        OutOfTimeError: the clock ran out.
         SoundnessError: a bound is not finite enough to go on, or bounds cross.
     """
     features: dict[int, Tensor | None] = {}
@@ -49,7 +50,7 @@ def crown_relaxations(
         for node in graph.bounded:
             bounds = state.interval(node)
             refine = options.intermediate == "crown" and node not in graph.interval_exact
-            if refine and not options.out_of_time():
+            if refine:
                 elements = elements_to_bound(graph, node, bounds, options)
                 if elements.numel():
                     refined = crown_interval(state, node, elements, options)
@@ -70,7 +71,7 @@ def crown_bounds(state: Relaxations, rows: Rows, options: BoundOptions) -> Tenso
     output = state.graph.output
     with torch.no_grad():
         cut = chunking(state.graph, output, state.box.lower.shape[0], options)
-        return bound_rows(state, output, rows, cut, None)
+        return bound_rows(state, output, rows, cut, options)
 
 
 def bound_rows(
@@ -78,22 +79,41 @@ def bound_rows(
     node: int,
     rows: Rows,
     cut: Chunking,
-    alphas: Mapping[int, Tensor] | None,
+    options: BoundOptions,
 ) -> Tensor:
-    """Lower bounds ``[S, B]`` of `rows` at `node`, chunk by chunk.
+    """Lower bounds ``[S, B]`` of `rows` at `node` with CROWN's own lines, chunk by chunk.
 
-    Args:
-        alphas: per activation ``[K, S, B, F]`` with S the rows of all chunks, padding included;
-            None = CROWN's own lines.
+    Raises:
+        OutOfTimeError: the clock ran out between two chunks.
     """
     parts = []
     for start, stop in cut.ranges(rows.count):
-        own = None if alphas is None else {i: a[:, start:stop] for i, a in alphas.items()}
+        if options.out_of_time():
+            raise OutOfTimeError(f"out of time at {state.graph.nodes[node].name}, row {start}.")
         part = lower_bounds(
-            state.graph, state.box, node, rows.narrow(start, stop), _lines_for(state, own)
+            state.graph, state.box, node, rows.narrow(start, stop), lambda i: state.lines(i, None)
         )
         parts.append(part[: rows.count - start])
     return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+
+def interval_rows(state: Relaxations, rows: Rows) -> Tensor:
+    """Interval lower bounds ``[S, B]`` of `rows` at the network's output. No gradient.
+
+    The rows are merged into a last affine operator first, which is never looser than bounding
+    the outputs one by one.
+    """
+    graph, box = state.graph, state.box
+    node, operator = graph.output, graph.nodes[graph.output].operator
+    coeffs = rows.coefficients(graph, node, box.lower.shape[0])
+    bias: Tensor | None = None
+    with torch.no_grad():
+        if isinstance(operator, AffineOperator):
+            (coeffs,), bias = operator.backward(graph.weights, coeffs, None)
+            node = graph.nodes[node].inputs[0]
+        bounds = state.interval(node).require_sound(graph.nodes[node].name)
+        lower = concretize(coeffs.flatten(2), bounds)
+        return lower if bias is None else lower + bias
 
 
 def crown_interval(
@@ -102,7 +122,7 @@ def crown_interval(
     """CROWN bounds ``[B, F]`` of ``elements [F]`` of `node`."""
     rows = NeuronRows.both_sides(elements, state.box.lower.dtype)
     cut = chunking(state.graph, node, state.box.lower.shape[0], options)
-    return sides(bound_rows(state, node, rows, cut, None))
+    return sides(bound_rows(state, node, rows, cut, options))
 
 
 def sides(result: Tensor) -> Interval:
@@ -146,7 +166,3 @@ def relaxed_features(
         return None
     unstable = operator.unstable(bounds.flatten())
     return None if bool(unstable.all()) else unstable.nonzero().squeeze(1)
-
-
-def _lines_for(state: Relaxations, alphas: Mapping[int, Tensor] | None) -> LinesAt:
-    return lambda index: state.lines(index, alphas)

@@ -222,6 +222,10 @@ def _pad(node: UpstreamNode) -> Operator:
     )
 
 
+def _relu(node: UpstreamNode) -> Operator:
+    return Relu(node.name, _inputs(node), node.shape, node.build.relu_lower_slope)
+
+
 TRANSLATORS: dict[str, Translator] = {
     "BoundLinear": _gemm,
     "BoundMatMul": _matmul,
@@ -243,7 +247,7 @@ TRANSLATORS: dict[str, Translator] = {
     "BoundSlice": _slice,
     "BoundGather": _gather,
     "BoundPad": _pad,
-    "BoundRelu": lambda node: Relu(node.name, _inputs(node), node.shape),
+    "BoundRelu": _relu,
     "BoundSigmoid": lambda node: Sigmoid(node.name, _inputs(node), node.shape),
     "BoundTanh": lambda node: Tanh(node.name, _inputs(node), node.shape),
 }

@@ -5,11 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.errors import UnsupportedOperatorError
 from auto_LiRPA_patches.operators.base import Shape, num_elements
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How a graph is made.
+
+    Attributes:
+        precision: dtype of parameters, values and bounds.
+        device: where they live.
+        relu_lower_slope: CROWN's lower slope of an unstable ReLU; see `Relu.lower_slope`.
+    """
+
+    precision: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    relu_lower_slope: str = "adaptive"
 
 
 @dataclass(frozen=True)
@@ -19,10 +35,12 @@ class UpstreamNode:
     Attributes:
         bound: upstream's object.
         weights: where constant operands are registered.
+        build: precision and device the constants are brought to.
     """
 
     bound: Any
     weights: WeightSource
+    build: BuildOptions
 
     @property
     def kind(self) -> str:
@@ -42,7 +60,7 @@ class UpstreamNode:
     @property
     def operands(self) -> list[UpstreamNode]:
         """All operands, constant ones included, in ONNX order."""
-        return [UpstreamNode(source, self.weights) for source in self.bound.inputs]
+        return [UpstreamNode(source, self.weights, self.build) for source in self.bound.inputs]
 
     @property
     def is_input(self) -> bool:
@@ -80,7 +98,7 @@ class UpstreamNode:
 
     def register(self) -> WeightHandle:
         """Hand the constant to the weight source."""
-        return self.weights.register(self._weight_name(), self.constant)
+        return self.weights.register(self._weight_name(), self._placed(self.constant))
 
     def register_broadcast(self, shape: Shape) -> WeightHandle:
         """Register a constant that broadcasts *to* values of ``shape`` (without batch).
@@ -100,7 +118,8 @@ class UpstreamNode:
                 f"a constant of shape {list(self.constant.shape)} meets a value of shape "
                 f"{list(shape)} (without batch) that it would have to widen"
             )
-        return self.weights.register(f"{self._weight_name()}:{num_elements(shape)}", constant)
+        name = f"{self._weight_name()}:{num_elements(shape)}"
+        return self.weights.register(name, self._placed(constant))
 
     def refuse(self, why: str) -> NoReturn:
         """Raise UnsupportedOperatorError naming the node and operator."""
@@ -108,6 +127,9 @@ class UpstreamNode:
         raise UnsupportedOperatorError(
             f'node "{self.name}": operator {operator} is not supported in this form: {why}.'
         )
+
+    def _placed(self, constant: Tensor) -> Tensor:
+        return constant.to(device=self.build.device, dtype=self.build.precision)
 
     def _weight_name(self) -> str:
         original = getattr(self.bound, "ori_name", None)

@@ -1,0 +1,1 @@
+"""Incomplete verification: what bounds alone decide of a property."""

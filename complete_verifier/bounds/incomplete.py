@@ -1,0 +1,164 @@
+"""Decide a region by bounds alone: IBP, CROWN-IBP, CROWN, α-CROWN.
+
+`proven` is a theorem up to floating point: no point of the region's box satisfies any clause.
+Not proven means nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.alpha import optimize_alpha
+from auto_LiRPA_patches.engine.errors import OutOfTimeError
+from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.relaxations import Relaxations
+from auto_LiRPA_patches.engine.rows import SpecRows
+from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
+from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bounds.output_rows import OutputRows, output_rows
+from complete_verifier.bounds.settings import BoundSettings
+from complete_verifier.model.network import Network
+from complete_verifier.specification import Region
+
+
+@dataclass(frozen=True)
+class RegionBounds:
+    """What was found about one region.
+
+    Attributes:
+        proven: every clause is impossible over the box.
+        crown: margin (lower bound minus right-hand side) per constraint, in the order of the
+            clauses' rows, by the method's first pass; empty if time ran out before.
+        alpha_crown: the same after α-CROWN; empty where it did not run.
+        iterations: α steps taken.
+        timed_out: the clock ended the work early.
+    """
+
+    proven: bool
+    crown: tuple[float, ...] = ()
+    alpha_crown: tuple[float, ...] = ()
+    iterations: int = 0
+    timed_out: bool = False
+
+
+def verify_region(network: Network, region: Region, settings: BoundSettings) -> RegionBounds:
+    """Bound every functional of the region's clauses and say what follows.
+
+    Args:
+        network: the network; its weights may be sharded.
+        region: box and unsafe set; a box without any point is proven at once.
+        settings: method and effort.
+
+    Raises:
+        NonFiniteBoundError, SoundnessError: the bounds prove nothing, and say why.
+    """
+    if region.is_empty:
+        return RegionBounds(proven=True)
+    rows = output_rows(region.clauses, network.num_outputs)
+    if rows.num_clauses == 0:
+        return RegionBounds(proven=True)
+    if rows.num_rows == 0:
+        return RegionBounds(proven=False)
+    return _Verification(network.graph, _input_box(network, region), rows, settings).run()
+
+
+class _Verification:
+    """One region's run, method by method, as far as needed."""
+
+    def __init__(
+        self, graph: Graph, box: Interval, rows: OutputRows, settings: BoundSettings
+    ) -> None:
+        self.graph = graph
+        self.box = box
+        self.rows = rows
+        self.settings = settings
+        self.matrix = rows.matrix(box.lower)
+
+    def run(self) -> RegionBounds:
+        settings = self.settings
+        try:
+            if settings.method == "ibp":
+                state = Relaxations(self.graph, self.box)
+                lower = interval_rows(state, self._spec(self.matrix))
+            else:
+                state = crown_relaxations(self.graph, self.box, settings.bounds)
+                lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
+        except OutOfTimeError:
+            return RegionBounds(proven=False, timed_out=True)
+        slack = self._rounding(state)
+        first = lower[:, 0].double().cpu().numpy() - slack
+        margins = tuple(self.rows.margins(first).tolist())
+        excluded = self.rows.excluded(first, settings.threshold)
+        optimise = settings.method == "alpha-crown" and settings.alpha.iterations > 0
+        if bool(excluded.all()) or not optimise:
+            return RegionBounds(proven=bool(excluded.all()), crown=margins)
+        return self._alpha(state, first, slack, excluded, margins)
+
+    def _alpha(
+        self,
+        state: Relaxations,
+        first: np.ndarray,
+        slack: np.ndarray,
+        excluded: np.ndarray,
+        crown: tuple[float, ...],
+    ) -> RegionBounds:
+        wanted = np.ones(self.rows.num_rows, dtype=bool)
+        if self.settings.prune_after_crown:
+            wanted = self.rows.rows_of_open_clauses(excluded)
+        kept = np.flatnonzero(wanted)
+        best = first.copy()
+
+        def open_rows(lower: Tensor) -> Tensor:
+            best[kept] = np.fmax(first[kept], lower[:, 0].double().cpu().numpy() - slack[kept])
+            still_open = self.rows.rows_of_open_clauses(
+                self.rows.excluded(best, self.settings.threshold)
+            )
+            return torch.from_numpy(still_open[kept]).to(lower.device).unsqueeze(1)
+
+        result = optimize_alpha(
+            state,
+            self._spec(self.matrix[torch.from_numpy(kept)]),
+            open_rows,
+            self.settings.bounds,
+            self.settings.alpha,
+        )
+        open_rows(result.lower)
+        proven = bool(self.rows.excluded(best, self.settings.threshold).all())
+        return RegionBounds(
+            proven=proven,
+            crown=crown,
+            alpha_crown=tuple(self.rows.margins(best).tolist()),
+            iterations=result.iterations,
+            timed_out=result.timed_out and not proven,
+        )
+
+    def _spec(self, matrix: Tensor) -> SpecRows:
+        return SpecRows(matrix.view(-1, *self.graph.output_shape))
+
+    def _rounding(self, state: Relaxations) -> np.ndarray:
+        output = state.interval(self.graph.output)
+        largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
+        return self.rows.rounding(self.matrix, largest.double().cpu().numpy())
+
+
+def _input_box(network: Network, region: Region) -> Interval:
+    """The smallest box in the network's precision that contains the region's."""
+    precision, device = network.graph.precision, network.graph.device
+    if precision == torch.float64:
+        lower, upper = region.lower, region.upper
+    else:
+        lower, upper = region.float32_outer_box()
+    shape = (1, *network.input_shape)
+    return Interval(
+        torch.tensor(lower, dtype=precision, device=device).view(shape),
+        torch.tensor(upper, dtype=precision, device=device).view(shape),
+    )
+
+
+def with_run(settings: BoundSettings, **changes: object) -> BoundSettings:
+    """The settings with the run's clock, memory limit and progress in its bound options."""
+    return replace(settings, bounds=replace(settings.bounds, **changes))  # type: ignore[arg-type]
