@@ -12,7 +12,7 @@ from auto_LiRPA_patches.sharding.weights import WeightSource
 
 
 def build_graph(
-    bounded_module: Any, weights: WeightSource, options: BuildOptions = BuildOptions()
+    bounded_module: Any, weights: WeightSource, options: BuildOptions | None = None
 ) -> Graph:
     """Translate every node that depends on the input; hand every constant to `weights`.
 
@@ -22,12 +22,13 @@ def build_graph(
     Args:
         bounded_module: as `build_bounded_module` returns it, after its forward pass with batch 1.
         weights: registers parameters in one order on all ranks.
-        options: precision, device, and the choice of lower slopes.
+        options: precision, device, and the choice of lower slopes; None = float32 on the CPU.
 
     Raises:
         UnsupportedOperatorError: an operator, named with its node, has no sound bounds here; or
             the network has several inputs or outputs.
     """
+    options = options or BuildOptions()
     upstream = [UpstreamNode(bound, weights, options) for bound in bounded_module._modules.values()]
     inputs = [node for node in upstream if node.is_input and node.bound.from_input is not False]
     if len(inputs) != 1:

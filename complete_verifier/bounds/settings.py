@@ -37,9 +37,8 @@ def bound_settings(config: Config) -> BoundSettings:
     """The settings a config states; clock, memory and progress are added by the run."""
     general, solver, bab = config.general, config.solver, config.bab
     tiles = general.deterministic or bab.force_synchronous
-    method = solver.init_bound_prop_method
-    if method == "same":
-        method = solver.bound_prop_method
+    own = solver.init_bound_prop_method
+    method: str = solver.bound_prop_method if own == "same" else own
     alpha = solver.alpha_crown
     return BoundSettings(
         method=method,
