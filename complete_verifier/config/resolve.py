@@ -1,0 +1,127 @@
+"""Settles every `auto`: a pure function of the config and of what the machine offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from complete_verifier.config.errors import ConfigError
+from complete_verifier.config.keys import with_values
+from complete_verifier.config.root import Config
+from complete_verifier.config.support import SUPPORT
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What `resolve` needs to know besides the config.
+
+    `num_ranks`: processes started by torchrun, 1 without it.
+    `num_inputs`: inputs of the network, None before it is loaded.
+    """
+
+    cuda_available: bool
+    num_ranks: int = 1
+    num_inputs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A value that was settled, and why it is what it is."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+def resolve(
+    config: Config, facts: Facts, origins: Mapping[str, str] | None = None
+) -> tuple[Config, tuple[Resolved, ...]]:
+    """Replace every `auto` with the value used; the result holds none that a run reads.
+
+    `origins` says which keys were given and where, so that a device that was asked for by name is
+    not exchanged for another.
+    Raises: ConfigError if the config asks for ranks or a device that are not there.
+    """
+    given = origins or {}
+    _check_world_size(config, facts, given)
+    device = _device(config, facts, given)
+    notes = [
+        *device,
+        *_backend(config, device[0].value if device else config.general.device, given),
+        *_tensor_parallel(config, facts, given),
+        *_sharding(config),
+        *_init_method(config),
+    ]
+    return with_values(config, {note.key: note.value for note in notes}), tuple(notes)
+
+
+def _check_world_size(config: Config, facts: Facts, given: Mapping[str, str]) -> None:
+    expected = config.parallel.world_size
+    if expected is not None and expected != facts.num_ranks:
+        raise ConfigError(
+            f"parallel.world_size: expected {expected} ranks, got {facts.num_ranks}"
+            f"{_where('parallel.world_size', given)}. Start them with torchrun --nproc_per_node "
+            f"{expected}, or remove the key to take what is started."
+        )
+
+
+def _device(config: Config, facts: Facts, given: Mapping[str, str]) -> list[Resolved]:
+    if config.general.device == "cpu" or facts.cuda_available:
+        return []
+    if "general.device" in given:
+        raise ConfigError(
+            f"general.device: expected a CUDA device, got none on this machine"
+            f"{_where('general.device', given)}. Use --device cpu."
+        )
+    return [Resolved("general.device", "cpu", "the default is cuda, but no CUDA device is here")]
+
+
+def _backend(config: Config, device: str, given: Mapping[str, str]) -> list[Resolved]:
+    backend = config.parallel.backend
+    if backend == "auto":
+        value = "nccl" if device == "cuda" else "gloo"
+        return [Resolved("parallel.backend", value, f"the ranks compute on {device}")]
+    if backend == "nccl" and device != "cuda":
+        raise ConfigError(
+            f"parallel.backend: nccl needs CUDA, but the device is {device}"
+            f"{_where('parallel.backend', given)}. Use --backend gloo."
+        )
+    return []
+
+
+def _tensor_parallel(config: Config, facts: Facts, given: Mapping[str, str]) -> list[Resolved]:
+    tp = config.parallel.tp
+    degree = (facts.num_ranks if tp else 1) if isinstance(tp, bool) else tp
+    if degree > 1:
+        raise ConfigError(
+            f"parallel.tp: a degree of {degree} is not supported"
+            f"{_where('parallel.tp', given)}: {SUPPORT['parallel.tp'].effect}."
+        )
+    if isinstance(tp, bool):
+        return [Resolved("parallel.tp", degree, f"{facts.num_ranks} rank(s) are started")]
+    return []
+
+
+def _sharding(config: Config) -> list[Resolved]:
+    """`shard_specs` and `shard_domains`: off at every world size until they are part of it."""
+    settings = {
+        "parallel.shard_specs": config.parallel.shard_specs,
+        "parallel.shard_domains": config.parallel.shard_domains,
+    }
+    return [
+        Resolved(key, False, SUPPORT[key].effect)
+        for key, value in settings.items()
+        if value is not False
+    ]
+
+
+def _init_method(config: Config) -> list[Resolved]:
+    if config.solver.init_bound_prop_method != "same":
+        return []
+    method = config.solver.bound_prop_method
+    return [Resolved("solver.init_bound_prop_method", method, "same as solver.bound_prop_method")]
+
+
+def _where(key: str, given: Mapping[str, str]) -> str:
+    return f" ({given[key]})" if key in given else ""
