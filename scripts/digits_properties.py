@@ -17,7 +17,7 @@ from torch import Tensor, nn
 KINDS = ("crown", "alpha-crown", "open", "violated")
 
 # Radii tried, as fractions of the smallest one at which the attack succeeds.
-FRACTIONS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1)
+FRACTIONS = (0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.1)
 RADIUS_STEP = 0.01
 
 
@@ -127,7 +127,7 @@ def select(
 
     Args:
         offered: candidates in order of preference, grouped by network.
-        kinds: what the verifier made of each.
+        kinds: what the verifier made of each; a candidate without one is passed over.
 
     Returns:
         (candidate, kind), network by network in the order of `KINDS`.
@@ -144,7 +144,7 @@ def select(
                     candidate
                     for candidate in offered
                     if candidate.network == network
-                    and kinds[candidate] == kind
+                    and kinds.get(candidate) == kind
                     and candidate.image not in used
                 ),
                 None,

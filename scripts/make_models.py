@@ -16,11 +16,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from compare_runs import read_records
+from compare_runs import Record, read_records
 from digits_networks import (
     ARCHITECTURES,
     NUM_CLASSES,
@@ -36,6 +36,7 @@ from onnx_graph import save_onnx
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "exp_configs" / "digits" / "digits.yaml"
 TIMEOUT_SECONDS = 60
+CLEAR_MARGIN = 0.1  # so that another processor's rounding does not change a property's kind
 VERDICTS = {"crown": "unsat", "alpha-crown": "unsat", "open": "unknown", "violated": "sat"}
 
 
@@ -75,8 +76,8 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def verdicts(folder: Path, *flags: str) -> list[str]:
-    """Run the verifier on the instances of `folder` with `flags`; return their verdicts in order.
+def verify(folder: Path, *flags: str) -> list[Record]:
+    """Run the verifier on the instances of `folder` with `flags`; return its records, in order.
 
     Raises:
         RuntimeError: if the run fails, with the command line.
@@ -88,26 +89,33 @@ def verdicts(folder: Path, *flags: str) -> list[str]:
     # The config's relative paths are looked for in the working directory first.
     if subprocess.run(command, cwd=folder, check=False).returncode:
         raise RuntimeError(f"the verifier failed: {' '.join(command)}")
-    return [str(entry["verdict"]) for entry in read_records(record)]
+    return read_records(record)
 
 
-def classify(folder: Path, offered: Sequence[Candidate]) -> Mapping[Candidate, str]:
-    """Return which of `digits_properties.KINDS` each candidate in `folder` is.
+def kind(by_crown: Record, by_alpha: Record) -> str | None:
+    """Return which of `digits_properties.KINDS` an instance is, or None if it is a close call.
 
-    Raises:
-        RuntimeError: if a verdict fits none of them.
+    Args:
+        by_crown: its record under CROWN without an attack.
+        by_alpha: its record under alpha-CROWN with the attack.
     """
-    by_crown = verdicts(folder, "--bound_prop_method", "crown", "--pgd_order", "skip")
-    by_alpha = verdicts(folder, "--bound_prop_method", "alpha-crown", "--pgd_order", "before")
-    kinds = {}
-    for candidate, crown, alpha in zip(offered, by_crown, by_alpha, strict=True):
-        if crown == "unsat":
-            kinds[candidate] = "crown"
-        elif alpha in ("unsat", "unknown", "sat"):
-            kinds[candidate] = {"unsat": "alpha-crown", "unknown": "open", "sat": "violated"}[alpha]
-        else:
-            raise RuntimeError(f"{candidate.vnnlib}: CROWN says {crown}, alpha-CROWN {alpha}")
-    return kinds
+    if abs(min(by_crown["bounds"]["crown"])) < CLEAR_MARGIN:
+        return None
+    if by_crown["verdict"] == "unsat":
+        return "crown"
+    verdict = by_alpha["verdict"]
+    if verdict == "unknown" and min(by_alpha["bounds"]["alpha_crown"]) > -CLEAR_MARGIN:
+        return None
+    return {"unsat": "alpha-crown", "unknown": "open", "sat": "violated"}.get(verdict)
+
+
+def classify(folder: Path, offered: Sequence[Candidate]) -> dict[Candidate, str]:
+    """Return the kind of each candidate, whose files are in `folder`, but for close calls."""
+    by_crown = verify(folder, "--bound_prop_method", "crown", "--pgd_order", "skip")
+    by_alpha = verify(folder, "--bound_prop_method", "alpha-crown", "--pgd_order", "before")
+    pairs = zip(by_crown, by_alpha, strict=True)
+    kinds = (kind(crown, alpha) for crown, alpha in pairs)
+    return {c: found for c, found in zip(offered, kinds, strict=True) if found is not None}
 
 
 def main() -> None:
@@ -127,15 +135,15 @@ def main() -> None:
         offered += candidates(
             architecture.name, architecture.layers, images, data.test_labels, arguments.images
         )
-    with tempfile.TemporaryDirectory() as name:
-        write_example(Path(name), architectures, data, offered)
-        kinds = classify(Path(name), offered)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_example(Path(scratch), architectures, data, offered)
+        kinds = classify(Path(scratch), offered)
     chosen = select(offered, kinds)
     write_example(arguments.folder, architectures, data, [candidate for candidate, _ in chosen])
-    rows = [(c.onnx, c.vnnlib, TIMEOUT_SECONDS, VERDICTS[kind], kind) for c, kind in chosen]
+    rows = [(c.onnx, c.vnnlib, TIMEOUT_SECONDS, VERDICTS[name], name) for c, name in chosen]
     write_csv(arguments.folder / "expected.csv", rows)
-    for candidate, kind in chosen:
-        print(f"{kind:12s} {candidate.vnnlib}")
+    for candidate, name in chosen:
+        print(f"{name:12s} {candidate.vnnlib}")
 
 
 if __name__ == "__main__":
