@@ -99,6 +99,20 @@ PATCHES: tuple[Patch, ...] = (
         remove_when="the supported auto_LiRPA treats buffers like parameters",
         exact_at_world_size_1=True,
     ),
+    Patch(
+        id="no-tangent-tables",
+        target="auto_LiRPA.operators.activation:BoundTanh.precompute_relaxation",
+        replacement="auto_LiRPA_patches.compat.tangent_tables:precompute_nothing",
+        why=(
+            "spends half a second per Sigmoid, Tanh or Arctan node on tables for a relaxation that "
+            "operators/s_shaped.py replaces; upstream's own then fails for lack of them"
+        ),
+        upstream="==0.3",
+        parameters=("self", "name", "func", "dfunc", "x_limit"),
+        instead_of="The constructors call it unconditionally; there is no hook.",
+        remove_when="the supported auto_LiRPA builds its tables on first use, or only once",
+        exact_at_world_size_1=False,
+    ),
 )
 
 

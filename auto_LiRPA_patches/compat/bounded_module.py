@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,11 @@ def build_bounded_module(module: nn.Module, example_input: Tensor) -> BoundedMod
     from auto_LiRPA_patches.registry import patched
 
     import_upstream()
-    with patched(), torch.no_grad():
+    with patched(), torch.no_grad(), warnings.catch_warnings():
         from auto_LiRPA import BoundedModule
 
+        # What the module itself warns about when it runs is not about bounding it.
+        warnings.simplefilter("ignore")
         module.eval()
         try:
             bounded = BoundedModule(

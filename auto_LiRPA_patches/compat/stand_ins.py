@@ -7,8 +7,10 @@ real torch and numpy modules are never touched. Each entry says what upstream wa
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -37,13 +39,29 @@ def stand_ins() -> dict[str, ModuleType]:
     if importlib.util.find_spec("tqdm") is None:
         # backward_bound.py, a progress bar inside a loop that our engine does not use.
         contents["tqdm"] = {"tqdm": _without_progress_bar}
-    return {name: _module(name, attributes) for name, attributes in contents.items()}
+    return {name: stand_in(name, attributes) for name, attributes in contents.items()}
 
 
-def _module(name: str, attributes: dict[str, Any]) -> ModuleType:
-    module = ModuleType(name, "Stand-in that exists while auto_LiRPA is imported.")
+def stand_in(name: str, attributes: Mapping[str, Any]) -> ModuleType:
+    """Returns a module object with the given contents; it is in no `sys.modules`."""
+    module = ModuleType(name, "Stand-in that exists while another package is imported.")
     vars(module).update(attributes)
     return module
+
+
+@contextmanager
+def modules_replaced(replacements: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Put `replacements` into `sys.modules`, and afterwards whatever was there before."""
+    before = {name: sys.modules.get(name) for name in replacements}
+    sys.modules.update(replacements)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 def _moved_to_the_torchscript_exporter(*_args: object, **_kwargs: object) -> None:

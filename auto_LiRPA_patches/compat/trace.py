@@ -71,8 +71,13 @@ def parse_module(
 def _onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[Any, Any]:
     """Trace, then run torch's own lowering to ONNX operators; exporter state is put back."""
     from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-    from torch.onnx._internal.torchscript_exporter.utils import _optimize_graph
+    from torch.onnx._internal.torchscript_exporter.utils import (
+        _optimize_graph,
+        _trigger_symbolic_function_registration,
+    )
 
+    # Without it the operators written depend on what else the process has imported.
+    _trigger_symbolic_function_registration()
     opset_before = GLOBALS.export_onnx_opset_version
     with warnings.catch_warnings(), _module_names_recorded(module):
         # Tracing warns about every Python number taken from a shape; `_without_batch_size` and

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
-from auto_LiRPA_patches.compat.stand_ins import stand_ins
+from auto_LiRPA_patches.compat.stand_ins import modules_replaced, stand_ins
 from auto_LiRPA_patches.errors import PatchError
 
 INSTALL_COMMAND = "pip install --no-deps auto_LiRPA==0.3"
@@ -45,7 +45,7 @@ def import_upstream() -> ModuleType:
         stack.enter_context(_jit_script_off())
         stack.enter_context(_root_log_handlers_kept())
         stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(_modules_replaced(stand_ins()))
+        stack.enter_context(modules_replaced(stand_ins()))
         try:
             return importlib.import_module("auto_LiRPA")
         except (ImportError, AttributeError) as error:
@@ -54,21 +54,6 @@ def import_upstream() -> ModuleType:
                 f"auto_LiRPA cannot be imported: {error}. "
                 f"Expected the release 0.3 from PyPI; install it with: {INSTALL_COMMAND}"
             ) from error
-
-
-@contextmanager
-def _modules_replaced(replacements: dict[str, ModuleType]) -> Iterator[None]:
-    """Put `replacements` into `sys.modules`, and afterwards whatever was there before."""
-    before = {name: sys.modules.get(name) for name in replacements}
-    sys.modules.update(replacements)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 @contextmanager

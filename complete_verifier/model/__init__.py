@@ -1,0 +1,1 @@
+"""From an ONNX file to a graph that can be bounded, checked against onnxruntime."""

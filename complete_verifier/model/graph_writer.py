@@ -1,0 +1,170 @@
+"""Values of the graph being normalised: constants, shapes, and where each keeps its batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from complete_verifier.model.errors import ModelError
+from complete_verifier.model.onnx_file import OnnxInput
+
+
+class Layout(Enum):
+    """How a value that has shape s in the file (batch size 1) is laid out for B inputs."""
+
+    LEADING = auto()
+    """s = (1, *t) becomes (B, *t)."""
+    ADDED = auto()
+    """s becomes (B, *s): the file has no batch axis here."""
+    MOVED = auto()
+    """The batch is elsewhere, or unknown; the file's own nodes are kept as they are."""
+
+
+class GraphWriter:
+    """Looks up values of the file's graph and collects the nodes of the new one."""
+
+    def __init__(self, model: ModelProto, network_input: OnnxInput, where: str) -> None:
+        self.where = where
+        self._model = model
+        self._input = network_input
+        self._nodes: list[NodeProto] = []
+        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self._shapes = _shapes_at_batch_one(model, network_input, where)
+        layout = Layout.LEADING if network_input.has_batch_axis else Layout.ADDED
+        self._layouts = {network_input.name: layout}
+        self._producers: dict[str, NodeProto] = {}
+        self._num_readers = Counter(name for node in model.graph.node for name in node.input)
+        self._num_readers.update(value.name for value in model.graph.output)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Returns the value's content if it does not depend on the input."""
+        return self._constants.get(name)
+
+    def new_constant(self, name: str, content: np.ndarray) -> str:
+        """Record a constant; returns its name."""
+        self._constants[name] = content
+        return name
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Returns the value's shape in the file at batch size 1, None where it is not inferred."""
+        return self._shapes.get(name)
+
+    def layout(self, name: str) -> Layout:
+        """Returns where a value that depends on the input keeps its batch."""
+        return self._layouts[name]
+
+    def stated_layout(self, name: str) -> Layout:
+        """Returns the layout that goes with the shape of `name` in the file."""
+        shape = self.shape(name)
+        if shape is None:
+            return Layout.MOVED
+        return Layout.LEADING if len(shape) > 1 and shape[0] == 1 else Layout.ADDED
+
+    def sample_shape(self, name: str) -> tuple[int, ...] | None:
+        """Returns the shape of one input's share of the value; None if unknown or moved."""
+        shape, layout = self.shape(name), self.layout(name)
+        if shape is None or layout is Layout.MOVED:
+            return None
+        return shape[1:] if layout is Layout.LEADING else shape
+
+    def write(
+        self, kind: str, inputs: list[str], output: str, layout: Layout, **attributes: Any
+    ) -> None:
+        """Append one node."""
+        node = helper.make_node(kind, inputs, [output], name=output, **attributes)
+        self._nodes.append(node)
+        self._layouts[output] = layout
+        self._producers[output] = node
+
+    def keep(self, node: NodeProto, layout: Layout) -> None:
+        """Append the file's own node."""
+        self._nodes.append(node)
+        self._layouts |= dict.fromkeys(node.output, layout)
+
+    def reshape(self, value: str, sample: tuple[int, ...], output: str, layout: Layout) -> None:
+        """Append a Reshape to (B, *sample) for any B."""
+        shape = self.new_constant(f"{output}/shape", np.array([-1, *sample], dtype=np.int64))
+        self.write("Reshape", [value, shape], output, layout)
+
+    def sole_producer(self, name: str) -> NodeProto | None:
+        """Returns the written node whose output `name` is, if only one other node reads it."""
+        return self._producers.get(name) if self._num_readers[name] == 1 else None
+
+    def rename_output(self, node: NodeProto, output: str) -> None:
+        """Let an already written node produce `output` instead."""
+        self._layouts[output] = self._layouts[node.output[0]]
+        node.output[0] = node.name = output
+        self._producers[output] = node
+
+    def refusal(self, node: NodeProto, reason: str) -> ModelError:
+        """Returns the error that names the node."""
+        return ModelError(
+            f'{self.where}: node "{node.name or node.output[0]}" ({node.op_type}): {reason}'
+        )
+
+    def finish(self) -> ModelProto:
+        """Returns the new model; nodes and constants that the output ignores are dropped."""
+        self._complete_gemms()
+        outputs = [value.name for value in self._model.graph.output]
+        needed, kept = set(outputs), []
+        for node in reversed(self._nodes):
+            if not needed.isdisjoint(node.output):
+                needed.update(node.input)
+                kept.append(node)
+        graph = helper.make_graph(
+            kept[::-1],
+            "normalised",
+            [helper.make_tensor_value_info(self._input.name, onnx.TensorProto.FLOAT, None)],
+            [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in outputs],
+            [
+                numpy_helper.from_array(np.ascontiguousarray(content), name)
+                for name, content in self._constants.items()
+                if name in needed
+            ],
+        )
+        return helper.make_model(graph, opset_imports=list(self._model.opset_import))
+
+    def _complete_gemms(self) -> None:
+        """Give every Gemm a bias; without one, PyTorch's tracer writes a MatMul instead."""
+        for node in self._nodes:
+            if node.op_type == "Gemm" and len(node.input) == 2:
+                weight = self._constants[node.input[1]]
+                zeros = np.zeros(weight.shape[0], dtype=weight.dtype)
+                node.input.append(self.new_constant(f"{node.output[0]}/zeros", zeros))
+
+
+def _shapes_at_batch_one(
+    model: ModelProto, network_input: OnnxInput, where: str
+) -> dict[str, tuple[int, ...]]:
+    """Shape inference with the input's shape fixed; the file's other claims are not trusted."""
+    fixed = helper.make_tensor_value_info(
+        network_input.name, onnx.TensorProto.FLOAT, network_input.shape
+    )
+    graph = GraphProto(
+        name="shapes",
+        node=model.graph.node,
+        initializer=model.graph.initializer,
+        input=[fixed],
+        output=[helper.make_empty_tensor_value_info(v.name) for v in model.graph.output],
+    )
+    opsets = list(model.opset_import)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            helper.make_model(graph, opset_imports=opsets), data_prop=True
+        ).graph
+    except (onnx.shape_inference.InferenceError, ValueError) as error:
+        raise ModelError(
+            f"{where}: the shapes of the network do not fit together: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    for value in [*inferred.input, *inferred.value_info, *inferred.output]:
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            shapes[value.name] = tuple(dim.dim_value for dim in kind.shape.dim)
+    return shapes

@@ -1,0 +1,89 @@
+"""The network as the rest of the application sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from complete_verifier.model.errors import ModelError
+from complete_verifier.model.onnx_file import read_onnx
+
+if TYPE_CHECKING:
+    from auto_LiRPA_patches.engine.graph import Graph
+    from auto_LiRPA_patches.sharding.weights import WeightSource
+
+
+@dataclass(frozen=True)
+class Network:
+    """A graph that can be run and bounded, and what its file says about its input."""
+
+    graph: Graph
+    input_shape: tuple[int, ...]
+    """Shape of one input, no batch axis."""
+    num_inputs: int
+    num_outputs: int
+    onnx_path: Path | None
+    onnx_input_shape: tuple[int, ...]
+    """The input's shape as the ONNX file states it, batch size 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns [B, num_outputs], differentiable in `x`.
+
+        Args:
+            x: [B, *input_shape] or [B, num_inputs].
+        """
+        if math.prod(x.shape[1:]) != self.num_inputs:
+            raise ModelError(
+                f"expected inputs of shape [B, {', '.join(map(str, self.input_shape))}] or "
+                f"[B, {self.num_inputs}], got {list(x.shape)}."
+            )
+        return self.graph.forward(x.reshape(x.shape[0], *self.input_shape)).flatten(1)
+
+
+def load_network(
+    onnx_path: Path | str,
+    weights: WeightSource,
+    input_shape: Sequence[int] | None = None,
+    check: bool = True,
+) -> Network:
+    """Read an ONNX file, build its graph with its weights in `weights`, and check the result.
+
+    Args:
+        onnx_path: `.onnx` or `.onnx.gz`.
+        weights: Takes over every parameter; no other copy is kept.
+        input_shape: `model.input_shape` of the config, e.g. [-1, 3, 32, 32].
+        check: Compare with onnxruntime on random inputs.
+
+    Raises:
+        ModelError: the file cannot be loaded as what it says.
+        UnsupportedOperatorError: an operator cannot be bounded; names it and its node.
+    """
+    from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
+    from auto_LiRPA_patches.engine.build import build_graph
+    from complete_verifier.model.agreement import check_agreement
+    from complete_verifier.model.normalise import normalise
+    from complete_verifier.model.onnx_session import OnnxSession
+    from complete_verifier.model.onnx_torch import to_torch
+
+    file = read_onnx(onnx_path, input_shape)
+    example = torch.zeros(1, *file.input.sample_shape)
+    module = to_torch(normalise(file), example, str(file.path))
+    graph = build_graph(build_bounded_module(module, example), weights)
+    network = Network(
+        graph=graph,
+        input_shape=file.input.sample_shape,
+        num_inputs=file.input.num_elements,
+        num_outputs=math.prod(graph.output_shape),
+        onnx_path=file.path,
+        onnx_input_shape=file.input.shape,
+    )
+    if check:
+        session = OnnxSession(file.path, file.input.shape)
+        check_agreement(network.forward, session, str(file.path))
+    return network

@@ -1,0 +1,164 @@
+"""Read an ONNX file, plain or gzipped, and state what its input looks like.
+
+The file is untrusted: whatever is wrong with it ends in one `ModelError`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto, TensorProto
+
+from complete_verifier.model.errors import ModelError
+
+MAX_FILE_BYTES = 2**31
+"""Protobuf cannot hold more; also the limit for a decompressed `.gz`."""
+
+MAX_INPUT_ELEMENTS = 2**27
+
+
+@dataclass(frozen=True)
+class OnnxInput:
+    """The one input of a network."""
+
+    name: str
+    shape: tuple[int, ...]
+    """As the file states it, with an open batch size set to 1, e.g. (1, 3, 32, 32)."""
+    has_batch_axis: bool
+    """Whether dimension 0 is the batch; False for shapes such as (n,), (1,) or (n, 1)."""
+    any_batch_size: bool
+    """Whether the file leaves the batch size open, so that onnxruntime takes any."""
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one input without batch axis."""
+        return self.shape[1:] if self.has_batch_axis else self.shape
+
+    @property
+    def num_elements(self) -> int:
+        """Number of scalars in one input."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """An ONNX model as read, with what is known of its input and output."""
+
+    path: Path
+    model: ModelProto
+    input: OnnxInput
+    output_name: str
+
+
+def read_onnx(path: Path | str, input_shape: Sequence[int] | None = None) -> OnnxFile:
+    """Returns the network in `path`, or in `path` + ".gz" where only that exists.
+
+    Args:
+        path: An `.onnx` file, or a gzipped one whose name ends in `.gz`.
+        input_shape: `model.input_shape` of the config, batch first, -1 for an open batch size.
+            It fills in what the file leaves open and must agree with what the file states.
+
+    Raises:
+        ModelError: unreadable or malformed file; several inputs or outputs; a shape left open.
+    """
+    found = existing_file(path)
+    model = _parse(found)
+    if not model.graph.node:
+        raise ModelError(f"{found}: not an ONNX network: it has no nodes.")
+    outputs = [value.name for value in model.graph.output]
+    if len(outputs) != 1:
+        raise ModelError(f"{found}: expected one output, got {len(outputs)}: {_names(outputs)}.")
+    return OnnxFile(found, model, _input(found, model, input_shape), outputs[0])
+
+
+def existing_file(path: Path | str) -> Path:
+    """Returns `path`, or its `.gz` sibling if only that exists."""
+    plain = Path(path)
+    for candidate in (plain, plain.with_name(plain.name + ".gz")):
+        if candidate.is_file():
+            return candidate
+    raise ModelError(f"{plain}: no such file, and no {plain.name}.gz beside it.")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the file's content, decompressed if its name ends in `.gz`."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, EOFError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}.") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ModelError(f"{path}: larger than the {MAX_FILE_BYTES} bytes that ONNX can hold.")
+    return content
+
+
+def _parse(path: Path) -> ModelProto:
+    content = read_bytes(path)
+    try:
+        model = onnx.load_model_from_string(content)
+        if path.suffix != ".gz":
+            onnx.load_external_data_for_model(model, str(path.parent))
+    except (DecodeError, ValueError, OSError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{path}: not a readable ONNX file: {error}.") from error
+    return model
+
+
+def _input(path: Path, model: ModelProto, override: Sequence[int] | None) -> OnnxInput:
+    initialised = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initialised]
+    if len(inputs) != 1:
+        raise ModelError(
+            f"{path}: expected one input, got {len(inputs)}: {_names(i.name for i in inputs)}."
+        )
+    name, kind = inputs[0].name, inputs[0].type.tensor_type
+    if kind.elem_type != TensorProto.FLOAT:
+        got = TensorProto.DataType.Name(kind.elem_type) if kind.elem_type else "no type"
+        raise ModelError(f'{path}: input "{name}": expected float32, got {got}.')
+    sizes = [dim.dim_value if dim.dim_value > 0 else None for dim in kind.shape.dim]
+    any_batch_size = len(sizes) > 1 and sizes[0] is None
+    shape = _resolved(f'{path}: input "{name}"', sizes, override)
+    if math.prod(shape) > MAX_INPUT_ELEMENTS:
+        raise ModelError(f'{path}: input "{name}" has {math.prod(shape)} elements, too many.')
+    return OnnxInput(
+        name=name,
+        shape=shape,
+        has_batch_axis=len(shape) > 1 and shape[0] == 1,
+        any_batch_size=any_batch_size,
+    )
+
+
+def _resolved(
+    where: str, sizes: Sequence[int | None], override: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Fill the open sizes: the batch with 1, any other from `model.input_shape`."""
+    wanted = None if override is None else [1 if size == -1 else size for size in override]
+    shape = list(sizes)
+    if len(shape) > 1 and shape[0] is None:
+        shape[0] = 1
+    if wanted is not None and None in shape and len(wanted) == len(shape):
+        shape = [size or given for size, given in zip(shape, wanted, strict=True)]
+    resolved = tuple(size for size in shape if size is not None)
+    if len(resolved) != len(shape) or not resolved:
+        stated = [size if size is not None else "?" for size in sizes]
+        raise ModelError(
+            f"{where}: the file leaves its shape open: {stated}. "
+            f"Set model.input_shape, for example [-1, 3, 32, 32]."
+        )
+    if wanted is not None and math.prod(wanted) != math.prod(resolved):
+        raise ModelError(
+            f"model.input_shape: {list(override or ())} has {math.prod(wanted)} elements, "
+            f"but {where} has shape {list(resolved)}. Remove the line or correct it."
+        )
+    return resolved
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = ", ".join(f'"{name}"' for name in names)
+    return listed or "none"

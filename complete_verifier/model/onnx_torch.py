@@ -1,0 +1,105 @@
+"""Convert a normalised ONNX model to a PyTorch module with onnx2pytorch."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from onnx import ModelProto, NodeProto, numpy_helper
+from torch import Tensor, nn
+
+from auto_LiRPA_patches.compat.stand_ins import modules_replaced, stand_in
+from complete_verifier.model.errors import ModelError
+
+
+def to_torch(model: ModelProto, example: Tensor, where: str) -> nn.Module:
+    """Returns the module in eval mode, no parameter of which requires a gradient.
+
+    Args:
+        model: As `normalise` returns it; onnx2pytorch may change it, so pass it on nowhere else.
+        example: [1, *input_shape], on which the module is run once.
+        where: The file, for the error.
+
+    Raises:
+        ModelError: onnx2pytorch does not know an operator or a form of it.
+    """
+    with warnings.catch_warnings():
+        # onnx2pytorch warns about read-only arrays and about operators that it guesses; a wrong
+        # guess is found by the comparison with onnxruntime.
+        warnings.simplefilter("ignore")
+        with _no_torchvision():
+            from onnx2pytorch import ConvertModel
+        try:
+            module = ConvertModel(model, experimental=True)
+        except Exception as error:
+            raise ModelError(
+                f"{where}: onnx2pytorch cannot convert the network: "
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
+        _fix_reshape_targets(module, model)
+        module = module.eval().requires_grad_(False)
+        try:
+            module(example)
+        except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
+            raise ModelError(
+                f"{where}: {_failed_node(error.__traceback__)}: the converted network does not run "
+                f"on an input of shape {list(example.shape)}: {' '.join(str(error).split())}"
+            ) from error
+    return module
+
+
+def _failed_node(traceback: TracebackType | None) -> str:
+    """Names the node that onnx2pytorch was at; its loop over the nodes calls it `node`."""
+    while traceback is not None:
+        node = traceback.tb_frame.f_locals.get("node")
+        if isinstance(node, NodeProto):
+            return f'node "{node.name or node.output[0]}" ({node.op_type})'
+        traceback = traceback.tb_next
+    return "conversion"
+
+
+class FixedReshape(nn.Module):
+    """Reshape to a shape known at conversion."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, value: Tensor, _shape: Tensor | None = None) -> Tensor:
+        """Returns `value` in the fixed shape; the second operand repeats that shape."""
+        return value.reshape(self.shape)
+
+
+def _fix_reshape_targets(module: Any, model: ModelProto) -> None:
+    """onnx2pytorch reads the target from a buffer on every call, which the tracer records as a
+    dozen operators on the shape; with numbers it records one Reshape."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Reshape" and node.input[1] in constants:
+            shape = tuple(int(size) for size in numpy_helper.to_array(constants[node.input[1]]))
+            setattr(module, module.mapping[node.output[0]], FixedReshape(shape))
+
+
+def _no_torchvision() -> AbstractContextManager[None]:
+    """Spare the start 2 seconds: onnx2pytorch imports torchvision for operators on image regions.
+
+    None of them can be bounded; a network that holds one is refused.
+    """
+    if "onnx2pytorch" in sys.modules or "torchvision" in sys.modules:
+        return nullcontext()
+    operators = dict.fromkeys(("deform_conv2d", "roi_pool", "roi_align"), _no_image_regions)
+    io = dict.fromkeys(("decode_image", "ImageReadMode"), _no_image_regions)
+    return modules_replaced(
+        {
+            "torchvision": stand_in("torchvision", {}),
+            "torchvision.io": stand_in("torchvision.io", io),
+            "torchvision.ops": stand_in("torchvision.ops", operators),
+        }
+    )
+
+
+def _no_image_regions(*_args: object, **_kwargs: object) -> None:
+    raise ModelError("operators on image regions and image files are not supported.")

@@ -1,0 +1,180 @@
+"""Rewrite an ONNX graph into fewer kinds of node, meaning the same: first step of `normalise`.
+
+Constants are computed, Identity and inference-mode Dropout vanish, and Gemm becomes MatMul and
+Add with alpha and beta multiplied into the constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from complete_verifier.model.errors import ModelError
+
+OLDEST_OPSET = 7
+"""Before it, Add and its kin do not broadcast as numpy does."""
+
+PASS_THROUGH = frozenset({"Identity", "Dropout"})
+NOT_FOLDED = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"}
+)
+WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+@dataclass
+class _Graph:
+    """The graph under construction."""
+
+    where: str
+    opset: int
+    constants: dict[str, np.ndarray]
+    nodes: list[NodeProto] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def emit(self, kind: str, inputs: list[str], output: str, **attributes: object) -> None:
+        """Append one node named after its output."""
+        self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
+
+    def constant(self, name: str, content: np.ndarray) -> str:
+        """Record a constant and return its name."""
+        self.constants[name] = content
+        return name
+
+
+def simplify(model: ModelProto, where: str) -> ModelProto:
+    """Returns the simplified model; `model` is left alone.
+
+    Raises:
+        ModelError: opset older than 7, control flow, or a malformed node.
+    """
+    graph = _Graph(where, _opset(model, where), {})
+    try:
+        graph.constants |= {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{where}: a constant of the network is malformed: {error}") from error
+    for original in model.graph.node:
+        node = NodeProto()
+        node.CopyFrom(original)
+        node.input[:] = [graph.aliases.get(name, name) for name in node.input]
+        _add_node(graph, node)
+    for value in model.graph.output:
+        if value.name in graph.aliases:
+            graph.emit("Identity", [graph.aliases[value.name]], value.name)
+    return _model(model, graph)
+
+
+def _opset(model: ModelProto, where: str) -> int:
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if not versions or versions[0] < OLDEST_OPSET:
+        got = versions[0] if versions else "none"
+        raise ModelError(
+            f"{where}: expected ONNX opset {OLDEST_OPSET} or newer, got {got}. Export it again."
+        )
+    return versions[0]
+
+
+def _add_node(graph: _Graph, node: NodeProto) -> None:
+    if node.op_type in WITH_SUBGRAPHS:
+        raise _refusal(graph, node, "control flow is not supported.")
+    inputs = [name for name in node.input if name]
+    if node.op_type in PASS_THROUGH and inputs:
+        graph.aliases[node.output[0]] = inputs[0]
+    elif node.op_type not in NOT_FOLDED and all(name in graph.constants for name in inputs):
+        _fold(graph, node)
+    elif node.op_type == "Gemm":
+        _split_gemm(graph, node)
+    else:
+        graph.nodes.append(node)
+
+
+def _fold(graph: _Graph, node: NodeProto) -> None:
+    """Compute a node all of whose inputs are known."""
+    from onnx.reference import ReferenceEvaluator
+
+    names = [name for name in dict.fromkeys(node.input) if name]
+    inputs = [
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(graph.constants[name].dtype), None
+        )
+        for name in names
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    model = helper.make_model(
+        helper.make_graph([node], "constant", inputs, outputs),
+        opset_imports=[helper.make_opsetid("", graph.opset)],
+    )
+    try:
+        results = ReferenceEvaluator(model).run(None, {n: graph.constants[n] for n in names})
+    except Exception as error:
+        raise _refusal(graph, node, f"its constant value cannot be computed: {error}") from error
+    for output, result in zip(outputs, results, strict=True):
+        graph.constants[output.name] = np.asarray(result)
+
+
+def _split_gemm(graph: _Graph, node: NodeProto) -> None:
+    """Gemm is alpha * A' B' + beta * C, where a prime may mean transposed."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    output = node.output[0]
+    left = _factor(graph, node, 0, bool(attributes.get("transA", 0)))
+    right = _factor(graph, node, 1, bool(attributes.get("transB", 0)))
+    alpha = attributes.get("alpha", 1.0)
+    if left in graph.constants:
+        left = _scaled(graph, left, alpha, f"{output}/A")
+    else:
+        right = _scaled(graph, right, alpha, f"{output}/B")
+    if len(node.input) < 3 or not node.input[2]:
+        graph.emit("MatMul", [left, right], output)
+        return
+    addend = _scaled(graph, node.input[2], attributes.get("beta", 1.0), f"{output}/C")
+    graph.emit("MatMul", [left, right], f"{output}/product")
+    graph.emit("Add", [f"{output}/product", addend], output)
+
+
+def _factor(graph: _Graph, node: NodeProto, index: int, transposed: bool) -> str:
+    name = node.input[index]
+    if not transposed:
+        return name
+    result = f"{node.output[0]}/{'AB'[index]}T"
+    if name in graph.constants:
+        return graph.constant(result, graph.constants[name].T)
+    graph.emit("Transpose", [name], result, perm=[1, 0])
+    return result
+
+
+def _scaled(graph: _Graph, name: str, scale: float, result: str) -> str:
+    if scale == 1.0:
+        return name
+    if name in graph.constants:
+        content = graph.constants[name]
+        return graph.constant(result, (content * scale).astype(content.dtype))
+    factor = graph.constant(f"{result}/scale", np.array(scale, dtype=np.float32))
+    graph.emit("Mul", [name, factor], result)
+    return result
+
+
+def _model(model: ModelProto, graph: _Graph) -> ModelProto:
+    read = {name for node in graph.nodes for name in node.input}
+    constants = [
+        numpy_helper.from_array(np.ascontiguousarray(content), name)
+        for name, content in graph.constants.items()
+        if name in read
+    ]
+    for value in model.graph.output:
+        if value.name in graph.constants:
+            raise ModelError(f"{graph.where}: the output does not depend on the input.")
+    inputs = [value for value in model.graph.input if value.name not in graph.constants]
+    simplified = GraphProto(
+        name="simplified",
+        node=graph.nodes,
+        initializer=constants,
+        input=inputs,
+        output=model.graph.output,
+    )
+    return helper.make_model(simplified, opset_imports=list(model.opset_import))
+
+
+def _refusal(graph: _Graph, node: NodeProto, reason: str) -> ModelError:
+    name = node.name or (node.output[0] if node.output else "?")
+    return ModelError(f'{graph.where}: node "{name}" ({node.op_type}): {reason}')
