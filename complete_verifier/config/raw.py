@@ -117,5 +117,11 @@ def describe(raw: RawValue) -> str:
     if is_null(raw):
         return "nothing"
     if raw.quoted or as_text(raw) is not None and as_float(raw) is None and as_bool(raw) is None:
-        return f'the text "{raw.text}"'
+        return f'the text "{_one_line(raw.text)}"'
     return raw.text
+
+
+def _one_line(text: str) -> str:
+    """Text short enough for a sentence, its line breaks shown as such."""
+    shown = text.replace("\n", "\\n")
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

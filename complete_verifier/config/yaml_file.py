@@ -15,6 +15,9 @@ from complete_verifier.config.raw import RawList, RawMapping, RawScalar, RawValu
 from complete_verifier.config.suggestions import nearest_key
 from complete_verifier.config.support import LEGACY_KEYS
 
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_PLAIN_TAGS = frozenset({"str", "int", "float", "bool", "null", "timestamp", "value", "seq", "map"})
+
 
 @dataclass(frozen=True, slots=True)
 class YamlConfig:
@@ -124,7 +127,7 @@ class _FileReader:
         spec = key_table().get(key) or LEGACY_KEYS.get(key)
         if spec is None:
             raise ConfigError(f"{key}: unknown key ({origin}). {_key_hint(key)}")
-        yield assign(spec, self._raw(value_node), origin)
+        yield assign(spec, self._raw(value_node, key), origin)
 
     def _dotted_key(self, node: yaml.Node, section: str) -> str:
         if not isinstance(node, yaml.ScalarNode):
@@ -134,13 +137,25 @@ class _FileReader:
             )
         return f"{section}.{node.value}" if section else node.value
 
-    def _raw(self, node: yaml.Node) -> RawValue:
+    def _raw(self, node: yaml.Node, key: str, inside: tuple[yaml.Node, ...] = ()) -> RawValue:
+        """The value at a node; `inside` are the nodes around it."""
+        if any(node is outer for outer in inside):
+            raise ConfigError(
+                f"{key}: a value contains itself ({self._origin(node)}). Remove the alias."
+            )
+        if _tag(node) not in _PLAIN_TAGS:
+            raise ConfigError(
+                f"{key}: the tag {node.tag} is not allowed ({self._origin(node)}). "
+                f"Write the value without a tag."
+            )
         if isinstance(node, yaml.ScalarNode):
-            return RawScalar(node.value, _tag(node), quoted=node.style is not None)
+            text = node.value.strip("\n")  # a block ends in a line break that nobody means
+            return RawScalar(text, _tag(node), quoted=node.style is not None)
+        around = (*inside, node)
         if isinstance(node, yaml.SequenceNode):
-            return RawList(tuple(self._raw(item) for item in node.value))
-        items = tuple((str(name.value), self._raw(item)) for name, item in node.value)
-        return RawMapping(items)
+            return RawList(tuple(self._raw(item, key, around) for item in node.value))
+        items = [(str(name.value), self._raw(item, key, around)) for name, item in node.value]
+        return RawMapping(tuple(items))
 
     def _origin(self, node: yaml.Node) -> str:
         return f"{self._path}:{node.start_mark.line + 1}"
@@ -148,7 +163,7 @@ class _FileReader:
 
 def _tag(node: yaml.Node) -> str:
     """YAML's own name of a node's type: str, int, float, bool, null, seq, map, ..."""
-    return node.tag.rpartition(":")[2]
+    return node.tag.removeprefix(_TAG_PREFIX)
 
 
 def _noun(node: yaml.Node) -> str:

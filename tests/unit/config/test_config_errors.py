@@ -90,6 +90,11 @@ TEXT_ERRORS = {
         "bab.decision_thresh: expected a number, got .nan (x.yaml:2). "
         "Correct it, or remove the line for the default 0.",
     ),
+    "wrong type: many lines of text": (
+        "general:\n  seed: |\n    a\n    b\n",
+        'general.seed: expected an int, got the text "a\\nb" (x.yaml:2). '
+        "Correct it, or remove the line for the default 100.",
+    ),
     "wrong choice": (
         "general:\n  device: cudaa\n",
         'general.device: expected one of cpu, cuda, got the text "cudaa" (x.yaml:2). '
@@ -159,6 +164,15 @@ TEXT_ERRORS = {
     "malformed YAML": (
         "general:\n  seed: [1, 2\nsolver:\n",
         "x.yaml:3: not valid YAML: expected ',' or ']', but got ':'.",
+    ),
+    "value that contains itself": (
+        "model:\n  bound_opts: &a {x: *a}\n",
+        "model.bound_opts: a value contains itself (x.yaml:2). Remove the alias.",
+    ),
+    "tag that would build an object": (
+        "general:\n  seed: !!python/object/apply:os.system [ls]\n",
+        "general.seed: the tag tag:yaml.org,2002:python/object/apply:os.system is not allowed "
+        "(x.yaml:2). Write the value without a tag.",
     ),
     "two documents": (
         "general:\n---\nsolver:\n",
