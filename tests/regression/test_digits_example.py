@@ -31,6 +31,14 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import make_models
+
+    return make_models
+
+
+@pytest.fixture
 def properties(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import digits_properties
@@ -138,3 +146,24 @@ def test_selection_takes_each_kind_from_another_image(properties: ModuleType) ->
     assert [candidate.image for candidate, _ in chosen] == [0, 1, 2, 3]
     with pytest.raises(LookupError, match="mlp: no unused image with a property of kind violated"):
         properties.select(offered[:12], kinds)
+
+
+@pytest.mark.parametrize(
+    ("crown", "alpha", "verdict", "kind"),
+    [
+        ([0.5, 0.3], [], "unsat", "crown"),
+        ([0.5, 0.05], [], "unsat", None),
+        ([0.5, -0.3], [0.01], "unsat", "alpha-crown"),
+        ([0.5, -0.3], [-0.2], "unknown", "open"),
+        ([0.5, -0.3], [-0.02], "unknown", None),
+        ([0.5, -0.3], [], "sat", "violated"),
+        ([0.5, -0.3], [-0.2], "timeout", None),
+    ],
+)
+def test_close_calls_are_of_no_kind(
+    crown: list[float], alpha: list[float], verdict: str, kind: str | None, maker: ModuleType
+) -> None:
+    proven = "unsat" if min(crown) > 0 else "unknown"
+    by_crown = {"verdict": proven, "bounds": {"crown": crown}}
+    by_alpha = {"verdict": verdict, "bounds": {"crown": crown, "alpha_crown": alpha}}
+    assert maker.kind(by_crown, by_alpha) == kind
