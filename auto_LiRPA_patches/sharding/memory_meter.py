@@ -11,6 +11,7 @@ Units: bytes. Cost on CPU: some microseconds per operator, so metering is switch
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol
@@ -99,43 +100,59 @@ class _CpuCounter:
     """Watch operators' results; a weak reference to each storage tells when it is freed."""
 
     def __init__(self) -> None:
-        self.live = 0
-        self.peak = 0
+        self._live = 0
+        self._peak = 0
+        # Storages may be freed by another thread (gloo's, holding the last reference for a moment)
+        # or in the middle of a count: their keys wait here until the counting thread looks.
+        self._freed: deque[int] = deque()
         self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._watch = _ResultWatch(self)
+
+    @property
+    def live(self) -> int:
+        self._subtract_freed()
+        return self._live
+
+    @property
+    def peak(self) -> int:
+        return self._peak
 
     def open(self) -> None:
         self._watch.__enter__()
 
     def close(self) -> None:
         self._watch.__exit__(None, None, None)
+        self._subtract_freed()
         self._storages.clear()  # the weak references' callbacks go with them: numbers freeze
+        self._freed.clear()
 
     def see(self, tensors: Iterable[Tensor]) -> None:
+        self._subtract_freed()  # before any look-up: a freed storage's id may be in use again
         for tensor in tensors:
             if tensor.device.type == "cpu" and tensor.layout == torch.strided:
                 self._see_storage(tensor.untyped_storage())
-        self.peak = max(self.peak, self.live)
+        self._peak = max(self._peak, self._live)
 
     def restart_peak(self) -> None:
-        self.peak = self.live
+        self._peak = self.live
 
     def _see_storage(self, storage: torch.UntypedStorage) -> None:
         # torch keeps the Python object of a storage as long as the storage itself, so its id
-        # names the storage until the callback below has run.
+        # names the storage until its key is among the freed.
         key, num_bytes = id(storage), storage.nbytes()
         known = self._storages.get(key)
         if known is None:
-            reference = weakref.ref(storage, lambda _: self._forget(key))
+            reference = weakref.ref(storage, lambda _: self._freed.append(key))
             counted = 0
         else:
             reference, counted = known
         if num_bytes != counted or known is None:  # new, or resized since
             self._storages[key] = (reference, num_bytes)
-            self.live += num_bytes - counted
+            self._live += num_bytes - counted
 
-    def _forget(self, key: int) -> None:
-        self.live -= self._storages.pop(key)[1]
+    def _subtract_freed(self) -> None:
+        while self._freed:
+            self._live -= self._storages.pop(self._freed.popleft())[1]
 
 
 class _ResultWatch(TorchDispatchMode):

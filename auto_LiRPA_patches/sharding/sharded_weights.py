@@ -16,8 +16,9 @@ better: gloo aborts the process from a background thread. The header therefore t
 collective whose size never varies, and no weight moves until every rank's header is the same.
 Appending it to the slice was rejected: it arrives only if the sizes match, and it costs a copy.
 
-Cost of the header, measured on two gloo ranks, one thread each, both on one host: see
-`tests/distributed/measure_gather.py`.
+Its cost, measured on two gloo ranks of one thread each on a busy 2-core host (least of 400 and of
+12 gathers): 0.5 ms on top of 0.4 ms for a 256x256 float32 weight, lost in the noise beside
+420-510 ms for 4096x4096. One tiny all-gather alone takes 0.3 ms there.
 """
 
 from __future__ import annotations

@@ -6,14 +6,16 @@ A failure means that ranks would go on with numbers that are not each other's.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.errors import RankMismatchError
-from auto_LiRPA_patches.sharding.collectives import Ranks
-from tests.distributed.ranks import RankFailure, RankPool
+from auto_LiRPA_patches.sharding.collectives import Ranks, start
+from auto_LiRPA_patches.sharding.mesh import Mesh
+from tests.distributed.ranks import RankFailure, RankPool, run_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -103,6 +105,10 @@ def wait_for_nobody(ranks: Ranks) -> None:
     finally:
         seconds = time.monotonic() - begun
         assert 1.5 < seconds < 3.5, seconds
+
+
+def start_without_peers(ranks: Ranks, folder: str) -> None:
+    start(Mesh(2, 1, 0), "gloo", 1, init_method=f"file://{folder}/rendezvous")
 
 
 def lose_a_peer(ranks: Ranks) -> None:
@@ -205,6 +211,12 @@ def test_ranks_that_meet_at_different_calls_are_told_so(rank_pool: RankPool) -> 
 def test_a_collective_nobody_joins_ends_at_the_timeout(rank_pool: RankPool) -> None:
     with pytest.raises(RankFailure, match='"world.all_reduce_sum" failed on rank 0 of 2'):
         rank_pool.run(wait_for_nobody, 2, collective_timeout=2)
+
+
+def test_a_world_whose_ranks_do_not_come_is_reported(tmp_path: Path) -> None:
+    # A process of its own: torch numbers groups per process, and a failed one is counted.
+    with pytest.raises(RankFailure, match="rank 0 could not join a world of 2 ranks within 1 s"):
+        run_ranks(start_without_peers, 1, str(tmp_path))
 
 
 def test_a_lost_peer_ends_the_run_and_its_error_is_the_one_shown(rank_pool: RankPool) -> None:

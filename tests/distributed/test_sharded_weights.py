@@ -6,6 +6,7 @@ A failure means that ranks compute bounds of a network that nobody has.
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from auto_LiRPA_patches.errors import RankMismatchError
 from auto_LiRPA_patches.sharding.collectives import Ranks
+from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource, in_memory_order
@@ -53,6 +55,14 @@ def _network() -> dict[str, Tensor]:
 
 def _bits(tensor: Tensor) -> list[int]:
     return in_memory_order(tensor.detach()).contiguous().view(torch.uint8).tolist()
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    """Wait for what holds at once but for gloo's thread, which lets go of a buffer a bit later."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return condition()
 
 
 def _mismatch(act: Callable[[], object]) -> str:
@@ -108,7 +118,22 @@ def forget_the_whole(ranks: Ranks) -> tuple[bool, int]:
     gathered = sharded.gather(handle)
     buffer = weakref.ref(gathered.untyped_storage())
     del gathered
-    return storage() is None and buffer() is None, sharded.local_bytes
+    freed = _soon(lambda: storage() is None and buffer() is None)
+    return freed, sharded.local_bytes
+
+
+def meter_a_gather(ranks: Ranks) -> tuple[int, int, int]:
+    """Return the bytes alive before, while and after a 16 KiB weight is in use."""
+    sharded = ShardedWeights(ranks.data)
+    with MemoryMeter() as meter:
+        handle = sharded.register("w", torch.ones(64, 64))
+        before = meter.live_bytes
+        weight = sharded.gather(handle)
+        _soon(lambda: meter.live_bytes == before + weight.nbytes)
+        during = meter.live_bytes
+        del weight
+        _soon(lambda: meter.live_bytes == before)
+        return before, during, meter.live_bytes
 
 
 def tie_weights(ranks: Ranks) -> tuple[bool, int]:
@@ -194,6 +219,11 @@ def test_each_rank_holds_its_share_rounded_up(rank_pool: RankPool, world_size: i
 
 def test_neither_the_registered_nor_the_gathered_tensor_is_kept(rank_pool: RankPool) -> None:
     assert rank_pool.run(forget_the_whole, 2) == [(True, 128)] * 2
+
+
+def test_the_meter_sees_a_whole_weight_only_while_it_is_in_use(rank_pool: RankPool) -> None:
+    kib = 1024
+    assert rank_pool.run(meter_a_gather, 2) == [(8 * kib, (8 + 16) * kib, 8 * kib)] * 2
 
 
 def test_tied_weights_are_held_once(rank_pool: RankPool) -> None:
