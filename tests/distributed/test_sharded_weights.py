@@ -129,7 +129,8 @@ def meter_a_gather(ranks: Ranks) -> tuple[int, int, int]:
         handle = sharded.register("w", torch.ones(64, 64))
         before = meter.live_bytes
         weight = sharded.gather(handle)
-        _soon(lambda: meter.live_bytes == before + weight.nbytes)
+        in_use = before + weight.nbytes
+        _soon(lambda: meter.live_bytes == in_use)
         during = meter.live_bytes
         del weight
         _soon(lambda: meter.live_bytes == before)
