@@ -16,6 +16,7 @@ from complete_verifier.model.onnx_file import read_onnx
 
 if TYPE_CHECKING:
     from auto_LiRPA_patches.engine.graph import Graph
+    from auto_LiRPA_patches.engine.upstream_node import BuildOptions
     from auto_LiRPA_patches.sharding.weights import WeightSource
 
 
@@ -43,6 +44,7 @@ class Network:
                 f"expected inputs of shape [B, {', '.join(map(str, self.input_shape))}] or "
                 f"[B, {self.num_inputs}], got {list(x.shape)}."
             )
+        x = x.to(device=self.graph.device, dtype=self.graph.precision)
         return self.graph.forward(x.reshape(x.shape[0], *self.input_shape)).flatten(1)
 
 
@@ -51,6 +53,7 @@ def load_network(
     weights: WeightSource,
     input_shape: Sequence[int] | None = None,
     check: bool = True,
+    build: BuildOptions | None = None,
 ) -> Network:
     """Read an ONNX file, build its graph with its weights in `weights`, and check the result.
 
@@ -59,6 +62,7 @@ def load_network(
         weights: Takes over every parameter; no other copy is kept.
         input_shape: `model.input_shape` of the config, e.g. [-1, 3, 32, 32].
         check: Compare with onnxruntime on random inputs.
+        build: Precision, device and lower slopes of the graph; None is float32 on the CPU.
 
     Raises:
         ModelError: the file cannot be loaded as what it says.
@@ -74,7 +78,7 @@ def load_network(
     file = read_onnx(onnx_path, input_shape)
     example = torch.zeros(1, *file.input.sample_shape)
     module = to_torch(normalise(file), example, str(file.path))
-    graph = build_graph(build_bounded_module(module, example), weights)
+    graph = build_graph(build_bounded_module(module, example), weights, build)
     network = Network(
         graph=graph,
         input_shape=file.input.sample_shape,

@@ -32,8 +32,6 @@ class OnnxInput:
     """As the file states it, with an open batch size set to 1, e.g. (1, 3, 32, 32)."""
     has_batch_axis: bool
     """Whether dimension 0 is the batch; False for shapes such as (n,), (1,) or (n, 1)."""
-    any_batch_size: bool
-    """Whether the file leaves the batch size open, so that onnxruntime takes any."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -122,7 +120,6 @@ def _input(path: Path, model: ModelProto, override: Sequence[int] | None) -> Onn
         got = TensorProto.DataType.Name(kind.elem_type) if kind.elem_type else "no type"
         raise ModelError(f'{path}: input "{name}": expected float32, got {got}.')
     sizes = [dim.dim_value if dim.dim_value > 0 else None for dim in kind.shape.dim]
-    any_batch_size = len(sizes) > 1 and sizes[0] is None
     shape = _resolved(f'{path}: input "{name}"', sizes, override)
     if math.prod(shape) > MAX_INPUT_ELEMENTS:
         raise ModelError(f'{path}: input "{name}" has {math.prod(shape)} elements, too many.')
@@ -130,7 +127,6 @@ def _input(path: Path, model: ModelProto, override: Sequence[int] | None) -> Onn
         name=name,
         shape=shape,
         has_batch_axis=len(shape) > 1 and shape[0] == 1,
-        any_batch_size=any_batch_size,
     )
 
 
