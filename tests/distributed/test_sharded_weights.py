@@ -144,6 +144,20 @@ def tie_weights(ranks: Ranks) -> tuple[bool, int]:
     return same, sharded.local_bytes
 
 
+def reuse_memory(ranks: Ranks) -> tuple[bool, list[float]]:
+    """Register weights that differ only in the last rank's slice, each where the last one was."""
+    sharded = ShardedWeights(ranks.data)
+    addresses, handles = [], []
+    for value in range(8):
+        tensor = torch.zeros(64, 64)
+        tensor[-1, -1] = value
+        addresses.append(tensor.data_ptr())
+        handles.append(sharded.register(f"w{value}", tensor))
+        del tensor
+    reused = len(set(addresses)) < len(addresses)
+    return reused, [sharded.gather(handle)[-1, -1].item() for handle in handles]
+
+
 def _ones_and_twos(source: WeightSource, twos: int) -> tuple[WeightHandle, WeightHandle]:
     return (
         source.register("ones", torch.full((4,), 1.0)),
@@ -229,6 +243,11 @@ def test_the_meter_sees_a_whole_weight_only_while_it_is_in_use(rank_pool: RankPo
 
 def test_tied_weights_are_held_once(rank_pool: RankPool) -> None:
     assert rank_pool.run(tie_weights, 2) == [(True, 128)] * 2
+
+
+def test_a_freed_weights_memory_is_not_taken_for_that_weight(rank_pool: RankPool) -> None:
+    # Rank 0 cannot tell by its own slice: only the life of the storage says that it is another.
+    assert rank_pool.run(reuse_memory, 2) == [(True, [float(v) for v in range(8)])] * 2
 
 
 def test_without_the_header_equal_shapes_mix_and_nothing_is_said(rank_pool: RankPool) -> None:
