@@ -1,0 +1,58 @@
+"""The one type every source of properties produces: VNN-LIB files, balls, boxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from complete_verifier.specification.errors import SpecificationError
+from complete_verifier.specification.region import Region
+
+
+@dataclass(frozen=True, eq=False)
+class Specification:
+    """The question asked: is there an x in some region's box with f(x) in that region's clauses?
+
+    Claim: the answer is ``sat`` exactly when some region is violated; regions are independent.
+
+    Args:
+        regions: at least one; boxes may overlap, and may be empty.
+        source: where the property came from, for messages.
+        num_inputs, num_outputs: flat sizes, I and O.
+
+    Raises:
+        SpecificationError: no region, or a region of other sizes.
+    """
+
+    regions: tuple[Region, ...]
+    source: str
+    num_inputs: int
+    num_outputs: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "regions", tuple(self.regions))
+        if not self.regions:
+            raise SpecificationError(f"{self.source}: expected at least one region, got none")
+        for region in self.regions:
+            if region.num_inputs != self.num_inputs:
+                raise SpecificationError(
+                    f"{self.source}: expected regions over {self.num_inputs} inputs, "
+                    f"got one over {region.num_inputs}"
+                )
+            if region.clauses and region.clauses[0].num_outputs != self.num_outputs:
+                raise SpecificationError(
+                    f"{self.source}: expected clauses over {self.num_outputs} outputs, "
+                    f"got one over {region.clauses[0].num_outputs}"
+                )
+
+    @property
+    def num_clauses(self) -> int:
+        """Number of clauses in all regions together."""
+        return sum(len(region.clauses) for region in self.regions)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no input satisfies the constraints, so that the answer is ``unsat`` at once.
+
+        Usually a mistake in the property; whoever reports the verdict should say so.
+        """
+        return all(region.is_empty for region in self.regions)
