@@ -6,7 +6,7 @@ Not proven means nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -157,8 +157,3 @@ def _input_box(network: Network, region: Region) -> Interval:
         torch.tensor(lower, dtype=precision, device=device).view(shape),
         torch.tensor(upper, dtype=precision, device=device).view(shape),
     )
-
-
-def with_run(settings: BoundSettings, **changes: object) -> BoundSettings:
-    """The settings with the run's clock, memory limit and progress in its bound options."""
-    return replace(settings, bounds=replace(settings.bounds, **changes))  # type: ignore[arg-type]

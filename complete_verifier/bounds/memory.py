@@ -1,0 +1,48 @@
+"""How much memory one backward pass may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from auto_LiRPA_patches.sharding.collectives import Communicator
+
+# Half of what is free is left to weights, α, saved tensors and everybody else; the ceiling keeps
+# one chunk short enough for the clock to be asked every few seconds on a CPU.
+_SHARE = 0.5
+_CEILING_CPU = 2 << 30
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_limit(device: torch.device, ranks_on_host: int, world: Communicator) -> int:
+    """Bytes of coefficients one backward pass may hold, the same number on all ranks.
+
+    Args:
+        device: where bounds are computed.
+        ranks_on_host: ranks that share this host's memory.
+        world: all ranks; the smallest limit counts.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        own = int(free * _SHARE)
+    else:
+        own = min(_CEILING_CPU, int(available_host_bytes() * _SHARE) // max(1, ranks_on_host))
+    return world.agree_min(max(own, 1))
+
+
+def available_host_bytes() -> int:
+    """Bytes this process can still allocate: free memory, or less under a container's limit."""
+    free = int(psutil.virtual_memory().available)
+    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
+    if limit is None or used is None:
+        return free
+    return max(0, min(free, limit - used))
+
+
+def _read(path: Path) -> int | None:
+    try:
+        return int(path.read_text().strip())
+    except (OSError, ValueError):  # no such control group, or "max"
+        return None

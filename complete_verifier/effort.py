@@ -1,0 +1,52 @@
+"""How an instance is worked on: the config's budgets for attack and bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from complete_verifier.attack.settings import AttackSettings, LossMode, StartMode
+from complete_verifier.bounds.settings import BoundSettings, bound_settings
+from complete_verifier.config import Config
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Budgets of one instance.
+
+    Attributes:
+        order: `attack.pgd_order`: before, after or skip.
+        attack: budget of the attack.
+        bounds: method and effort of the bounds; None when incomplete verification is off.
+        alpha_share: fraction of the time left that bounds may take (`alpha-crown.max_time`).
+        seed: of the attack, the same for every instance.
+    """
+
+    order: str
+    attack: AttackSettings
+    bounds: BoundSettings | None
+    alpha_share: float
+    seed: int
+
+
+def effort(config: Config) -> Effort:
+    """The budgets that a resolved config states."""
+    attack = config.attack
+    step = attack.pgd_alpha
+    diversified = attack.attack_mode in ("diversed_PGD", "diverse_pgd")
+    return Effort(
+        order=attack.pgd_order,
+        attack=AttackSettings(
+            steps=attack.pgd_steps,
+            restarts=attack.pgd_restarts,
+            step_size=None if step == "auto" else float(step),
+            step_relative_to_width=attack.pgd_alpha_scale,
+            step_decay=attack.pgd_lr_decay,
+            early_stop=attack.pgd_early_stop,
+            batch_size=attack.pgd_batch_size,
+            loss_mode=LossMode(attack.pgd_loss_mode or "hinge"),
+            start_mode=StartMode.DIVERSIFIED if diversified else StartMode.MIXED,
+        ),
+        bounds=bound_settings(config) if config.general.enable_incomplete_verification else None,
+        alpha_share=config.solver.alpha_crown.max_time,
+        seed=config.general.seed,
+    )

@@ -1,0 +1,102 @@
+"""What a run shows and writes: verdict lines, files, the summary. Rank 0 alone does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from complete_verifier.attack.save import (
+    counterexample_path,
+    format_counterexample,
+    write_counterexample,
+)
+from complete_verifier.instance import Outcome
+from complete_verifier.queries import Query
+from complete_verifier.results.progress import Printer
+from complete_verifier.results.record import Record
+from complete_verifier.results.record_file import RecordFile
+from complete_verifier.results.results_file import ResultsFile
+from complete_verifier.results.summary import format_summary, verdict_line
+from complete_verifier.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+class Output:
+    """Files and terminal of one run; every method does nothing on ranks that do not speak."""
+
+    def __init__(self, session: Session, num_instances: int) -> None:
+        """Create the files, so that a place that cannot be written to shows at once.
+
+        Raises:
+            ResultError: a file cannot be written.
+        """
+        general = session.config.general
+        batch = bool(general.csv_name)
+        self._session = session
+        self._count = num_instances
+        self._batch = batch
+        self._printer = Printer(session.speaks)
+        self._records: RecordFile | None = None
+        self._results: ResultsFile | None = None
+        if session.speaks:
+            if general.result_json:
+                self._records = RecordFile(general.result_json)
+            if general.results_file:
+                self._results = ResultsFile(general.results_file, batch=batch)
+
+    def announce(self) -> None:
+        """Say what runs where, and which keys have no effect."""
+        session = self._session
+        if not session.speaks:
+            return
+        mesh, parallel = session.ranks.mesh, session.config.parallel
+        mode = "weights sharded (fsdp)" if parallel.fsdp else "weights replicated"
+        self._printer.line(
+            f"{self._count} instance(s) on {mesh.world_size} rank(s), {session.device}, {mode}"
+        )
+        for line in session.loaded.warnings:
+            logger.warning("%s", line)
+        if mesh.world_size > 1 and not parallel.fsdp:
+            logger.warning(
+                "%d ranks were started but nothing is spread over them: every rank does the same "
+                "work. Set parallel.fsdp to share the weights.",
+                mesh.world_size,
+            )
+
+    def add(self, number: int, query: Query, record: Record, outcome: Outcome | None) -> Record:
+        """Write one instance's result everywhere it belongs, and say it."""
+        if not self._session.speaks:
+            return record
+        text = ""
+        if outcome is not None and outcome.counterexample is not None:
+            text = format_counterexample(outcome.counterexample)
+            path = self._save(query, outcome)
+            record = replace(record, counterexample=str(path))
+        if self._records is not None:
+            self._records.add(record)
+        if self._results is not None:
+            self._results.add(query.index, record, text)
+        self._printer.line(verdict_line(number, self._count, record))
+        return record
+
+    def summarise(self, records: Sequence[Record], indices: Sequence[int]) -> None:
+        """Print the summary; its last line states the verdict."""
+        if not self._session.speaks:
+            return
+        for place in (self._records, self._results):
+            if place is not None:
+                self._printer.line(f"Results: {place.path}")
+        self._printer.line(format_summary(records, indices))
+
+    def _save(self, query: Query, outcome: Outcome) -> Path:
+        config = self._session.config
+        path = counterexample_path(config.attack.cex_path, query.index, self._count)
+        if outcome.counterexample is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_counterexample(path, outcome.counterexample)
+            if config.general.show_adv_example:
+                self._printer.line(format_counterexample(outcome.counterexample).rstrip())
+        return path

@@ -1,0 +1,177 @@
+"""Work through the instances of a run; write each result as it is known."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
+from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
+from auto_LiRPA_patches.sharding.weights import WeightSource
+from complete_verifier.clock import Clock
+from complete_verifier.effort import Effort, effort
+from complete_verifier.instance import InstanceRun, Outcome
+from complete_verifier.network_cache import NetworkCache
+from complete_verifier.output import Output
+from complete_verifier.queries import Query, queries
+from complete_verifier.results.progress import Progress
+from complete_verifier.results.record import (
+    Bounds,
+    Memory,
+    Parallel,
+    Parameters,
+    Record,
+    Seconds,
+)
+from complete_verifier.results.verdict import Verdict, exit_code
+from complete_verifier.results.versions import collect_versions
+from complete_verifier.session import Session
+from complete_verifier.specification import Specification, SpecificationError, read_vnnlib
+
+logger = logging.getLogger(__name__)
+
+
+def run_queries(session: Session) -> int:
+    """Verify every instance of the config; returns the exit code."""
+    asked = queries(session.config, session.loaded.paths)
+    output = Output(session, num_instances=len(asked))
+    output.announce()
+    runner = _Runner(session)
+    records = []
+    for number, query in enumerate(asked, start=1):
+        finished = runner.finish(query)
+        records.append(output.add(number, query, finished.record, finished.outcome))
+    output.summarise(records, [query.index for query in asked])
+    return exit_code(record.verdict for record in records)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One instance at its end; `outcome` is None where it ended in an error."""
+
+    record: Record
+    outcome: Outcome | None
+
+
+class _Runner:
+    """Verifies instances one by one; what stays the same for all of them is kept here."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._effort: Effort = effort(session.config)
+        self._networks = NetworkCache(session)
+        config, mesh = session.config.parallel, session.ranks.mesh
+        self._parallel = Parallel(
+            world_size=mesh.world_size, data=mesh.data, tp=mesh.tp, fsdp=config.fsdp
+        )
+        self._template = Record(
+            onnx="",
+            vnnlib="",
+            verdict=Verdict.ERROR,
+            ignored=session.loaded.ignored,
+            config_hash=session.loaded.hash,
+            parallel=self._parallel,
+            versions=collect_versions(),
+        )
+
+    def finish(self, query: Query) -> Finished:
+        """Verify one instance; what goes wrong with it alone becomes its `error`.
+
+        With several ranks an unexpected exception ends the run: the other ranks may be waiting in
+        a collective that this one will never reach. Bad input is met by all of them alike.
+        """
+        start = time.monotonic()
+        record = replace(self._template, onnx=str(query.onnx), vnnlib=str(query.vnnlib))
+        try:
+            return self._verify(query, record)
+        except RankMismatchError:
+            raise
+        except VerifierError as error:
+            reason = str(error)
+        except Exception as error:
+            if self._session.ranks.world.size > 1:
+                raise
+            logger.exception("instance %d: internal error", query.index)
+            reason = f"internal error: {type(error).__name__}: {error}"
+            self._networks.forget()
+        seconds = Seconds(total=time.monotonic() - start)
+        return Finished(replace(record, reason=reason, seconds=seconds), None)
+
+    def _verify(self, query: Query, record: Record) -> Finished:
+        if not self._session.config.general.measure_memory:
+            return self._timed(query, record, None)
+        self._networks.forget()  # loaded again inside, so that the meter sees every weight
+        with MemoryMeter(self._session.device) as meter:
+            return self._timed(query, record, meter)
+
+    def _timed(self, query: Query, record: Record, meter: MemoryMeter | None) -> Finished:
+        world = self._session.ranks.world
+        clock = Clock(query.timeout_seconds, world)
+        network = self._networks.network(query.onnx)
+        specification = _read(query, network.num_inputs, network.num_outputs)
+        load_seconds = clock.seconds()
+        if meter is not None:
+            meter.mark_baseline()
+        progress = Progress(logger, self._session.speaks)
+        run = InstanceRun(
+            self._session, network, specification, self._effort, clock, progress.report
+        )
+        outcome = run.run()
+        memory = Memory()
+        if meter is not None:
+            taken = world.all_gather_integers("memory", [meter.baseline_bytes, meter.peak_bytes])
+            memory = Memory(
+                baseline_bytes=tuple(pair[0] for pair in taken),
+                peak_bytes=tuple(pair[1] for pair in taken),
+            )
+        weights = network.graph.weights
+        parallel = replace(self._parallel, parameters=self._parameters(weights))
+        return Finished(
+            replace(
+                record,
+                verdict=outcome.verdict,
+                reason=outcome.reason,
+                seconds=Seconds(
+                    load=load_seconds,
+                    attack=outcome.attack_seconds,
+                    initial_bounds=outcome.bound_seconds,
+                    total=clock.seconds(),
+                ),
+                bounds=_bounds(outcome),
+                memory=memory,
+                parallel=parallel,
+            ),
+            outcome,
+        )
+
+    def _parameters(self, weights: WeightSource) -> Parameters:
+        held = self._session.ranks.world.all_gather_integers("parameters", [weights.local_bytes])
+        return Parameters(
+            full_bytes=weights.full_bytes, bytes_per_rank=tuple(value for (value,) in held)
+        )
+
+
+def _read(query: Query, num_inputs: int, num_outputs: int) -> Specification:
+    """The property, checked against the network it is about."""
+    specification = read_vnnlib(query.vnnlib)
+    for what, stated, own in (
+        ("inputs", specification.num_inputs, num_inputs),
+        ("outputs", specification.num_outputs, num_outputs),
+    ):
+        if stated != own:
+            raise SpecificationError(
+                f"{query.vnnlib}: states {stated} {what}, but the network {query.onnx} has {own}. "
+                "Check that the property belongs to this network."
+            )
+    if specification.is_empty:
+        logger.warning("%s: the input set is empty, so the property holds of it", query.vnnlib)
+    return specification
+
+
+def _bounds(outcome: Outcome) -> Bounds:
+    """The margins of all regions, one after the other."""
+    return Bounds(
+        crown=tuple(margin for region in outcome.regions for margin in region.crown),
+        alpha_crown=tuple(margin for region in outcome.regions for margin in region.alpha_crown),
+    )
