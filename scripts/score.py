@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from complete_verifier.results.compare import (  # noqa: E402
+from complete_verifier.results.compare import (
     Comparison,
     Outcome,
     compare,
@@ -24,8 +24,8 @@ from complete_verifier.results.compare import (  # noqa: E402
     missed_counterexamples,
     read_expected,
 )
-from complete_verifier.results.errors import ResultError  # noqa: E402
-from complete_verifier.results.record_file import read_records  # noqa: E402
+from complete_verifier.results.errors import ResultError
+from complete_verifier.results.record_file import read_records
 
 
 def table(comparisons: Sequence[Comparison]) -> str:

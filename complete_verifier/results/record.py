@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from complete_verifier.results.numbers import json_number
+from complete_verifier.results.json_number import json_number
 from complete_verifier.results.verdict import Verdict
 
 

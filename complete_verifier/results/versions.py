@@ -15,10 +15,12 @@ def collect_versions() -> dict[str, str]:
     Read from the installed packages' metadata, without importing them. A package without metadata
     is "not installed"; so is this project when it runs from a checkout.
     """
-    versions = {"python": platform.python_version()}
-    for name in (_PROJECT, *_PACKAGES):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    names = (_PROJECT, *_PACKAGES)
+    return {"python": platform.python_version(), **{name: _version(name) for name in names}}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -16,8 +16,3 @@ def json_number(value: float | None) -> JsonNumber:
     if value is None or math.isfinite(value):
         return value
     return str(float(value))
-
-
-def number_from_json(value: JsonNumber) -> float | None:
-    """Undo `json_number`."""
-    return None if value is None else float(value)
