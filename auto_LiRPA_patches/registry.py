@@ -159,7 +159,7 @@ class Registry:
             )
         for bound in found:
             places = self._rebind(bound.owner, bound.original, bound.ours, bound.name)
-            logger.info("%s: %s replaced in %d places", bound.patch.id, bound.patch.target, places)
+            logger.debug("%s: %s replaced in %d places", bound.patch.id, bound.patch.target, places)
         self._active.extend(found)
 
     def revert(self) -> None:

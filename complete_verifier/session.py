@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from auto_LiRPA_patches.sharding.weights import WeightSource
 from complete_verifier.config import Config, Facts, LoadedConfig, Resolved, resolve
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ def open_session(loaded: LoadedConfig, launch: Launch) -> Session:
         torch.cuda.set_device(device)
     _make_repeatable(config)
     registry.apply()
+    if launch.rank == 0:
+        logger.info("auto_LiRPA: %d patches applied", len(registry.applied()))
     mesh = Mesh(launch.world_size, int(config.parallel.tp), launch.rank)
     backend = config.parallel.backend
     ranks = start(mesh, backend, config.parallel.timeout)

@@ -64,14 +64,14 @@ class Relu(Activation):
             pass_through = (bounds.lower >= 0).to(lower.dtype)
             all_open = bool(is_open.all())
         if all_open:
-            slope = upper / (upper - lower)
+            slope = _chord_slope(lower, upper)
             intercept = -lower * slope
             mask = None
         else:
             # The dummies keep 0/0 out of the gradient where the neuron is stable.
             safe_lower = torch.where(is_open, lower, torch.full_like(lower, -1.0))
             safe_upper = torch.where(is_open, upper, torch.ones_like(upper))
-            chord = safe_upper / (safe_upper - safe_lower)
+            chord = _chord_slope(safe_lower, safe_upper)
             slope = torch.where(is_open, chord, active.to(lower.dtype))
             intercept = torch.where(is_open, -safe_lower * chord, torch.zeros_like(chord))
             mask = is_open.to(lower.dtype).unsqueeze(0)
@@ -115,3 +115,13 @@ class Relu(Activation):
         if not isinstance(relaxation, ReluRelaxation):
             raise TypeError(f"{self.name}: expected a ReLU relaxation")
         return relaxation
+
+
+def _chord_slope(lower: Tensor, upper: Tensor) -> Tensor:
+    """``u / (u - l)`` for l < 0 < u.
+
+    Halved first, which changes no bit: u - l may overflow where both ends are finite, and a chord
+    of slope zero would lie below the function.
+    """
+    half = upper / 2
+    return half / (half - lower / 2)

@@ -110,7 +110,8 @@ class SShaped(Activation):
     def _line(self, side: Side, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Slope and intercept ``[S, B, F]`` of the lower line for ``alpha [S, B, F]``."""
         start = side.lower.detach()
-        point = start + alpha * (side.furthest - start)
+        # Counted from d*, which rounding must not overstep: far from zero, l + (d* - l) does.
+        point = side.furthest - (1 - alpha) * (side.furthest - start)
         tangent = self.slope(point)
         slope = torch.where(side.use_tangent, tangent, side.fixed_slope)
         at_zero = self.function(point) - tangent * point
@@ -150,8 +151,7 @@ class Sigmoid(SShaped):
         return torch.sigmoid(value)
 
     def slope(self, value: Tensor) -> Tensor:
-        sigmoid = torch.sigmoid(value)
-        return sigmoid * (1 - sigmoid)
+        return torch.sigmoid(value) * torch.sigmoid(-value)
 
 
 @dataclass(frozen=True)
@@ -166,4 +166,5 @@ class Tanh(SShaped):
         return torch.tanh(value)
 
     def slope(self, value: Tensor) -> Tensor:
-        return 1 - torch.tanh(value).square()
+        # 1 - tanh^2 is rounding noise in the tails, and a tangent there spans wide intervals.
+        return 4 * torch.sigmoid(2 * value) * torch.sigmoid(-2 * value)

@@ -129,6 +129,13 @@ class WeightSource(ABC):
         """Hex hash of all names, shapes, dtypes and strides in order; equal on ranks that agree."""
         return self._digest
 
+    def check_agreement(self) -> None:  # noqa: B027  nothing to agree on where nothing is shared
+        """Check that all ranks that share the weights registered the same ones.
+
+        Raises:
+            RankMismatchError: on every rank, naming the first difference.
+        """
+
     # -- for implementations ---------------------------------------------------------------
 
     @abstractmethod

@@ -99,7 +99,7 @@ SUPPORT: Mapping[str, Support] = {
     "general.seed": _DONE,
     "general.conv_mode": _DONE,
     "general.deterministic": _DONE,
-    "general.double_fp": _ignored("bounds are computed in float32"),
+    "general.double_fp": _DONE,
     "general.loss_reduction_func": _ignored(_LOOSER_ONLY),
     "general.sparse_alpha": _DONE,
     "general.sparse_interm": _DONE,

@@ -29,7 +29,7 @@ def check_agreement(forward: Callable[[Tensor], Tensor], session: OnnxSession, w
     expected = session.run(inputs)
     try:
         with torch.no_grad():
-            got = forward(torch.from_numpy(inputs)).flatten(1).double().numpy()
+            got = forward(torch.from_numpy(inputs)).flatten(1).double().cpu().numpy()
     except (RuntimeError, IndexError, TypeError) as error:
         raise ModelError(
             f"{where}: the loaded network fails on a batch of {NUM_INPUTS} inputs: "

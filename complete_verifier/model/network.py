@@ -67,6 +67,7 @@ def load_network(
     Raises:
         ModelError: the file cannot be loaded as what it says.
         UnsupportedOperatorError: an operator cannot be bounded; names it and its node.
+        RankMismatchError: the ranks read different files.
     """
     from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
     from auto_LiRPA_patches.engine.build import build_graph
@@ -79,6 +80,7 @@ def load_network(
     example = torch.zeros(1, *file.input.sample_shape)
     module = to_torch(normalise(file), example, str(file.path))
     graph = build_graph(build_bounded_module(module, example), weights, build)
+    weights.check_agreement()
     network = Network(
         graph=graph,
         input_shape=file.input.sample_shape,

@@ -1,0 +1,91 @@
+"""Arrows between packages go down only, and one module talks to torch.distributed.
+
+A failure means that a lower floor has learnt of a higher one.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# package -> packages it must never import (prefixes)
+FORBIDDEN = {
+    "auto_LiRPA_patches": ("complete_verifier",),
+    "auto_LiRPA_patches/sharding": (
+        "auto_LiRPA_patches.engine",
+        "auto_LiRPA_patches.operators",
+        "auto_LiRPA_patches.compat",
+        "auto_LiRPA_patches.registry",
+    ),
+    "auto_LiRPA_patches/operators": (
+        "auto_LiRPA_patches.engine",
+        "auto_LiRPA_patches.compat",
+        "auto_LiRPA_patches.sharding.collectives",
+        "auto_LiRPA_patches.sharding.mesh",
+    ),
+    "auto_LiRPA_patches/engine": (
+        "auto_LiRPA_patches.sharding.collectives",
+        "auto_LiRPA_patches.sharding.mesh",
+    ),
+    "complete_verifier/config": (
+        "complete_verifier.specification",
+        "complete_verifier.model",
+        "complete_verifier.bounds",
+        "complete_verifier.attack",
+        "complete_verifier.results",
+        "torch",
+        "numpy",
+    ),
+    "complete_verifier/specification": (
+        "complete_verifier.model",
+        "complete_verifier.bounds",
+        "complete_verifier.attack",
+        "torch",
+    ),
+    "complete_verifier/model": ("complete_verifier.bounds", "complete_verifier.attack"),
+    "complete_verifier/bounds": ("complete_verifier.attack", "complete_verifier.results"),
+    "complete_verifier/results": ("complete_verifier.bounds", "complete_verifier.attack", "torch"),
+}
+COLLECTIVES = ROOT / "auto_LiRPA_patches/sharding/collectives.py"
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+@pytest.mark.parametrize("package", list(FORBIDDEN))
+def test_a_package_imports_nothing_from_a_higher_floor(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files
+        for name in _imports(path)
+        if any(_below(name, prefix) for prefix in FORBIDDEN[package])
+    ]
+    assert wrong == []
+
+
+def test_only_the_collectives_module_talks_to_torch_distributed() -> None:
+    files = [*(ROOT / "auto_LiRPA_patches").rglob("*.py"), *(ROOT / "complete_verifier").rglob("*")]
+    speaking = {
+        path
+        for path in files
+        if path.suffix == ".py" and any(_below(name, "torch.distributed") for name in _imports(path))
+    }
+    assert speaking == {COLLECTIVES}
