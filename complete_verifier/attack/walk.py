@@ -32,6 +32,8 @@ from complete_verifier.specification import Clause
 _AUTO_STEP = 0.25  # of an input's width
 _MOMENTS = (0.9, 0.99)
 _DIVERSIFYING_STEPS = 10
+# Squares of gradients below this, relative to a point's largest, vanish in float32.
+_TINY = 1e-21
 _PATIENCE = 5  # steps without progress before a point's step is halved
 _SMALLEST_FACTOR = 1e-3  # of the first step; below it the point starts anew
 
@@ -58,12 +60,13 @@ class Walk:
         self._objective = ClauseObjective.of(clauses, device)
         self._step_length = self._first_step()  # [I]
         self._points = self._random_points(len(clauses), restarts)  # [K, R, I]
-        self._mean = torch.zeros_like(self._points)
-        self._square = torch.zeros_like(self._points)
         self._best_points = self._points.clone()
-        self._best_gradient = torch.zeros_like(self._points)
-        column = self._points[:, :, :1]  # [K, R, 1]
-        self._best_loss = torch.full_like(column, math.inf)
+        # Gradients are scaled to 1, so float32 serves them and their moments.
+        self._best_gradient = torch.zeros_like(self._points, dtype=torch.float32)
+        self._mean = torch.zeros_like(self._best_gradient)
+        self._square = torch.zeros_like(self._best_gradient)
+        column = self._best_gradient[:, :, 0]  # [K, R]
+        self._best_loss = torch.full_like(column, math.inf, dtype=torch.float64)
         self._factor = torch.ones_like(column)
         self._age = torch.zeros_like(column)  # steps since the moments were cleared
         self._idle = torch.zeros_like(column)  # steps without progress
@@ -119,57 +122,59 @@ class Walk:
         with torch.enable_grad():
             loss = self._objective.loss(self._margins, self._settings.loss_mode)
         gradient = self._gradient(self._inputs, loss, self._finite)
-        loss = loss.detach().masked_fill(~self._finite, math.inf).unsqueeze(2)
-        stuck = (gradient == 0).all(dim=2, keepdim=True)
-        gradient = self._return_where_idle(loss, gradient)
+        loss = loss.detach().masked_fill(~self._finite, math.inf)
+        stuck = (gradient == 0).all(dim=2)
+        self._return_where_idle(loss, gradient)
         decay = self._settings.step_decay**self.steps_done
-        self._points = self._points - decay * self._factor * self._step_length * self._adam(
-            gradient
-        )
-        self._points = self._inside(self._points)
+        direction = self._adam(gradient) * (decay * self._factor).unsqueeze(2)
+        self._points = self._inside(self._points - direction * self._step_length)
         self._start_anew(stuck | (self._factor < _SMALLEST_FACTOR))
         self.steps_done += 1
 
-    def _return_where_idle(self, loss: Tensor, gradient: Tensor) -> Tensor:
+    def _return_where_idle(self, loss: Tensor, gradient: Tensor) -> None:
         """Note progress; send points without any back to their best, with half the step.
 
-        Returns the gradient at the points as they then are, [K, R, I].
+        Args:
+            loss: [K, R].
+            gradient: [K, R, I] at the points; rows of points sent back are overwritten with the
+                gradient at their best.
         """
         better = loss < self._best_loss
         self._best_loss = torch.where(better, loss, self._best_loss)
-        self._best_points = torch.where(better, self._points, self._best_points)
-        self._best_gradient = torch.where(better, gradient, self._best_gradient)
-        self._idle = torch.where(better, 0.0, self._idle + 1)
+        self._best_points[better] = self._points[better]
+        self._best_gradient[better] = gradient[better]
+        self._idle = torch.where(better, 0, self._idle + 1)
         worn = self._idle >= _PATIENCE
         self._factor = torch.where(worn, self._factor / 2, self._factor)
-        self._points = torch.where(worn, self._best_points, self._points)
+        self._points[worn] = self._best_points[worn]
+        gradient[worn] = self._best_gradient[worn]
         self._forget(worn)
-        return torch.where(worn, self._best_gradient, gradient)
 
     def _adam(self, gradient: Tensor) -> Tensor:
         """Update the moments; return the direction, entries about 1 in size, [K, R, I]."""
         first, second = _MOMENTS
         self._age += 1
         self._mean.lerp_(gradient, 1 - first)
-        self._square.lerp_(gradient.square(), 1 - second)
-        mean = self._mean / (1 - first**self._age)
-        spread = (self._square / (1 - second**self._age)).sqrt()
-        return mean / torch.where(spread > 0, spread, 1.0)
+        self._square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        # The corrections of a young mean and spread are one number per point.
+        correction = (1 - second**self._age).sqrt() / (1 - first**self._age)
+        direction = self._mean / self._square.sqrt().clamp_min_(_TINY)
+        return direction.mul_(correction.unsqueeze(2))
 
     def _start_anew(self, where: Tensor) -> None:
-        """Redraw points ([K, R, 1] bool) that have no gradient or nothing left to gain."""
+        """Redraw points ([K, R] bool) that have no gradient or nothing left to gain."""
         if not bool(where.any()):
             return
         fresh = self._random_points(*self._points.shape[:2])
-        self._points = torch.where(where, fresh, self._points)
-        self._best_loss = self._best_loss.masked_fill(where, math.inf)
-        self._factor = self._factor.masked_fill(where, 1.0)
+        self._points[where] = fresh[where]
+        self._best_loss.masked_fill_(where, math.inf)
+        self._factor.masked_fill_(where, 1.0)
         self._forget(where)
 
     def _forget(self, where: Tensor) -> None:
-        """Clear the moments of points ([K, R, 1] bool) that jump."""
+        """Clear the moments of points ([K, R] bool) that jump."""
         for state in (self._mean, self._square, self._age, self._idle):
-            state.masked_fill_(where, 0.0)
+            state[where] = 0.0
 
     def _along_outputs(self, points: Tensor, length: Tensor) -> Tensor:
         """`points` [K, R', I] moved by `length` [I] along a random output direction each."""
@@ -192,7 +197,7 @@ class Walk:
         return inputs, outputs
 
     def _gradient(self, inputs: Tensor, loss: Tensor, finite: Tensor) -> Tensor:
-        """[K, R, I] float64: change of loss per width; a point's largest entry is 1, or all are 0.
+        """[K, R, I] float32: change of loss per width; a point's largest entry is 1, or all are 0.
 
         Args:
             loss: [K, R], computed from the network's outputs at `inputs`.
@@ -201,13 +206,13 @@ class Walk:
         with torch.enable_grad():
             total = loss.masked_fill(~finite, 0.0).sum()
         (raw,) = torch.autograd.grad(total, inputs)
-        gradient = raw.reshape(*loss.shape, -1).double()
+        gradient = raw.reshape(*loss.shape, -1).to(torch.float64, copy=True)
         # An overflow still has a sign; a nan has nothing to say.
         limit = float(torch.finfo(torch.float32).max)
-        gradient = torch.nan_to_num(gradient, nan=0.0, posinf=limit, neginf=-limit)
-        gradient = gradient.masked_fill(~finite.unsqueeze(2), 0.0) * self._width
+        gradient = gradient.nan_to_num_(nan=0.0, posinf=limit, neginf=-limit).mul_(self._width)
+        gradient[~finite] = 0.0
         largest = gradient.abs().amax(dim=2, keepdim=True)
-        return gradient / torch.where(largest > 0, largest, 1.0)
+        return (gradient / torch.where(largest > 0, largest, 1.0)).float()
 
     def _first_step(self) -> Tensor:
         """[I], in input units."""

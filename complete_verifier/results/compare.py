@@ -74,7 +74,10 @@ def read_expected(path: Path | str) -> tuple[Expectation, ...]:
             reader = csv.DictReader(file)
             missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
-                raise ResultError(f"{path}:1: expected the columns {', '.join(missing)}.")
+                raise ResultError(
+                    f"{path}:1: expected the columns {', '.join(_COLUMNS)}; "
+                    f"{', '.join(missing)} not found."
+                )
             return tuple(_expectation(row, f"{path}:{reader.line_num}") for row in reader)
     except OSError as error:
         raise ResultError(f"{path}: cannot read it: {error.strerror}.") from error

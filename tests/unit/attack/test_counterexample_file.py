@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from complete_verifier.attack.counterexample import Counterexample, confirm
@@ -32,6 +32,7 @@ def test_the_text_is_the_form_of_vnncomp() -> None:
     )
 
 
+@settings(max_examples=50, deadline=None)
 @given(inputs=_FLOATS, outputs=_FLOATS)
 def test_every_float32_survives_the_file(tmp_path_factory, inputs, outputs) -> None:
     path = tmp_path_factory.mktemp("cex") / "cex.txt"

@@ -80,7 +80,7 @@ def test_nothing_is_reported_where_nothing_is_violated(build) -> None:
 def test_inputs_of_very_different_widths_are_all_searched(build) -> None:
     """Field case 7: widths 1e-6 … 1e-4 feeding weights of 1e6; all three must move at once."""
     lower, width = np.array([0.2, 0.5, -0.4]), np.array([1e-6, 1e-5, 1e-4])
-    weight = np.diag([1e6, 1e5, 1e4])
+    weight = np.diag([1e6, 1e5, 1e4])  # each output spans [0, 1]
     network = build.mlp((weight, -weight @ lower))
     region = build.region(lower, lower + width, ([[1.0, -1.0, 1.0]], [-0.8]))
     result = _attack(network.forward, region)
@@ -208,7 +208,7 @@ def test_no_call_exceeds_the_batch_size(build, batch_size, largest, start_mode) 
 
     clauses = [([[1.0, 0.0]], [-5.0])] * 2 + [([[0.0, 1.0]], [-1.0])]
     region = build.region([-1.0, -1.0], [1.0, 1.0], *clauses)
-    result = _attack(forward, region, batch_size=batch_size, start_mode=start_mode, steps=10)
+    result = _attack(forward, region, batch_size=batch_size, start_mode=start_mode, steps=4)
     assert max(sizes) == largest
     assert result.candidate is not None
 
