@@ -5,7 +5,7 @@ Usage: python scripts/make_models.py [--folder exp_configs/digits] [--seed 0] [-
 Trains and exports the networks, prints their test accuracy, places candidate properties around
 test images, asks the verifier about all of them (once with CROWN and no attack, once with
 alpha-CROWN and the attack), and writes the chosen ones with instances.csv and expected.csv.
-Takes some minutes on one thread.
+Training takes seconds, the verifier's answers to all candidates about ten minutes on one thread.
 """
 
 from __future__ import annotations

@@ -7,8 +7,12 @@ ONNX and VNN-LIB no longer say what they were asked to.
 from __future__ import annotations
 
 import csv
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -167,3 +171,36 @@ def test_close_calls_are_of_no_kind(
     by_crown = {"verdict": proven, "bounds": {"crown": crown}}
     by_alpha = {"verdict": verdict, "bounds": {"crown": crown, "alpha_crown": alpha}}
     assert maker.kind(by_crown, by_alpha) == kind
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the records of the example's own config, run from another folder."""
+    folder = tmp_path_factory.mktemp("digits")
+    command = [sys.executable, str(ROOT / "abcrown.py"), "--config", str(FOLDER / "digits.yaml")]
+    command += ["--result_json", "out.json"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())
+    return found
+
+
+def test_the_verifier_answers_as_expected(records: list[dict[str, Any]]) -> None:
+    answers = [record["verdict"] for record in records]
+    assert answers == [verdict for _, _, _, verdict, _ in rows("expected.csv")]
+
+
+def test_alpha_is_needed_exactly_where_the_example_says_so(records: list[dict[str, Any]]) -> None:
+    for record, (_, name, _, _, kind) in zip(records, rows("expected.csv"), strict=True):
+        crown, alpha = record["bounds"]["crown"], record["bounds"]["alpha_crown"]
+        if kind == "crown":
+            assert min(crown) > 0, name
+        elif kind == "alpha-crown":
+            assert min(crown) < 0 < min(alpha), name
+        elif kind == "open":
+            assert min(crown) < min(alpha) < 0, name
+
+
+def test_each_counterexample_is_saved_to_a_file_of_its_own(records: list[dict[str, Any]]) -> None:
+    files = [record["counterexample"] for record in records if record["verdict"] == "sat"]
+    assert len(set(files)) == len(NETWORKS) and None not in files
