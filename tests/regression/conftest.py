@@ -1,0 +1,52 @@
+"""Run the whole program inside the test process, from an empty folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from auto_LiRPA_patches import registry
+from complete_verifier.abcrown import main
+from tests.regression.user_runs import LITTLE, Run, read_json
+
+Verify = Callable[..., Run]
+
+
+@pytest.fixture
+def program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Run]]:
+    """`program(*argv)`: the command line in `tmp_path`; records come from out.json there."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    was_patched = bool(registry.applied())
+    deterministic = torch.are_deterministic_algorithms_enabled()
+
+    def run(*argv: object) -> Run:
+        (tmp_path / "out.json").unlink(missing_ok=True)
+        capsys.readouterr()
+        code = main(["--device", "cpu", *map(str, argv)])
+        shown = capsys.readouterr()
+        return Run(code, shown.out, shown.err, read_json(tmp_path / "out.json"))
+
+    yield run
+    torch.use_deterministic_algorithms(deterministic)
+    if not was_patched:
+        registry.revert()
+
+
+@pytest.fixture
+def verify(program: Callable[..., Run], tmp_path: Path) -> Verify:
+    """`verify(onnx, property_text, *flags)`: one instance with little effort."""
+
+    def run(onnx: Path, text: str, *flags: object) -> Run:
+        (tmp_path / "property.vnnlib").write_text(text)
+        names = ("--onnx_path", onnx, "--vnnlib_path", "property.vnnlib")
+        fixed = ("--complete_verifier", "skip", "--result_json", "out.json")
+        return program(*fixed, *LITTLE, *names, *flags)
+
+    return run
