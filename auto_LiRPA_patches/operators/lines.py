@@ -26,6 +26,8 @@ class Lines:
         pass_through: ``[B, N]`` exact slope of the features not in `index` (through zero).
         lower_slope, upper_slope: ``[s, B, F]``.
         lower_intercept, upper_intercept: ``[s, B, F]`` or None for zero.
+        shift: ``[S, B, F]`` or None: added to the new coefficients. Sound where ``shift . v <= 0``
+            for every v the caller admits: the multipliers of split constraints (β-CROWN).
     """
 
     index: Tensor | None
@@ -34,12 +36,14 @@ class Lines:
     lower_intercept: Tensor | None
     upper_slope: Tensor
     upper_intercept: Tensor | None
+    shift: Tensor | None = None
 
 
 def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
     """Backward step of ``coeffs [S, B, N]`` through `lines`: new coefficients and bias ``[S, B]``.
 
-    Claim: ``coeffs . f(v) >= new . v + bias`` for all v within the bounds behind `lines`.
+    Claim: ``coeffs . f(v) >= new . v + bias`` for all v within the bounds behind `lines` (and with
+    ``shift . v <= 0``).
     """
     return _LinesStep.apply(
         coeffs,
@@ -47,13 +51,19 @@ def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
         lines.lower_intercept,
         lines.upper_slope,
         lines.upper_intercept,
+        lines.shift,
         lines.index,
         lines.pass_through,
     )
 
 
 class _LinesStep(torch.autograd.Function):
-    """Keeps only the relaxed columns of A for the gradient, and one temporary at a time."""
+    """Keeps only the relaxed columns of A for the gradient; the line taken is told by their sign.
+
+    Element by element the step is ``A * slope(A)``, so its gradient needs nothing but the slope
+    taken. Passes over A-sized tensors are what branch and bound spends its time on beside matrix
+    products; each one here is counted.
+    """
 
     @staticmethod
     def forward(
@@ -63,14 +73,16 @@ class _LinesStep(torch.autograd.Function):
         lower_intercept: Tensor | None,
         upper_slope: Tensor,
         upper_intercept: Tensor | None,
+        shift: Tensor | None,
         index: Tensor | None,
         pass_through: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         relaxed = coeffs if index is None else coeffs.index_select(2, index)
-        positive = relaxed.clamp(min=0)
-        negative = relaxed - positive
-        through = positive * lower_slope
-        through.addcmul_(negative, upper_slope.expand_as(negative))
+        downward = relaxed < 0
+        bias = _dot(relaxed, _selected(downward, lower_intercept, upper_intercept))
+        through = torch.where(downward, upper_slope, lower_slope).mul_(relaxed)
+        if shift is not None:
+            through.add_(shift)
         if index is None:
             below = through
         else:
@@ -78,12 +90,6 @@ class _LinesStep(torch.autograd.Function):
                 raise ValueError("lines over some features need the slope of the others")
             below = coeffs * pass_through
             below.index_copy_(2, index, through)
-        bias = None
-        if lower_intercept is not None:
-            bias = (positive * lower_intercept).sum(-1)
-        if upper_intercept is not None:
-            upper_bias = (negative * upper_intercept).sum(-1)
-            bias = upper_bias if bias is None else bias + upper_bias
         ctx.index = index
         ctx.save_for_backward(
             relaxed, lower_slope, lower_intercept, upper_slope, upper_intercept, pass_through
@@ -100,36 +106,45 @@ class _LinesStep(torch.autograd.Function):
         grad_through = grad_below if index is None else grad_below.index_select(2, index)
         grad_bias = None if grad_bias is None else grad_bias.unsqueeze(-1)
         need = ctx.needs_input_grad
-        positive = relaxed.clamp(min=0)
-        negative = relaxed - positive
-        grads_out: list[Tensor | None] = [None] * 7
+        downward = relaxed < 0
+        grads_out: list[Tensor | None] = [None] * 8
         if need[0]:
-            upward = _line_gradient(grad_through, grad_bias, lower_slope, lower_intercept)
-            downward = _line_gradient(grad_through, grad_bias, upper_slope, upper_intercept)
-            grad_relaxed = torch.where(relaxed >= 0, upward, downward)
+            grad_relaxed = torch.where(downward, upper_slope, lower_slope).mul_(grad_through)
+            intercept = _selected(downward, lower_intercept, upper_intercept)
+            if intercept is not None and grad_bias is not None:
+                grad_relaxed.addcmul_(grad_bias, intercept)
             if index is None:
                 grads_out[0] = grad_relaxed
             else:
-                grad_coeffs = grad_below * pass_through
-                grads_out[0] = grad_coeffs.index_copy_(2, index, grad_relaxed)
-        if need[1]:
-            grads_out[1] = _reduce_rows(grad_through * positive, lower_slope)
-        if need[2] and lower_intercept is not None and grad_bias is not None:
-            grads_out[2] = _reduce_rows(grad_bias * positive, lower_intercept)
-        if need[3]:
-            grads_out[3] = _reduce_rows(grad_through * negative, upper_slope)
-        if need[4] and upper_intercept is not None and grad_bias is not None:
-            grads_out[4] = _reduce_rows(grad_bias * negative, upper_intercept)
+                grads_out[0] = (grad_below * pass_through).index_copy_(2, index, grad_relaxed)
+        if need[1] or need[2]:
+            positive = relaxed.clamp(min=0)
+            if need[1]:
+                grads_out[1] = _reduce_rows(grad_through * positive, lower_slope)
+            if need[2] and lower_intercept is not None and grad_bias is not None:
+                grads_out[2] = _reduce_rows(grad_bias * positive, lower_intercept)
+        if need[3] or need[4]:
+            negative = relaxed.clamp(max=0)
+            if need[3]:
+                grads_out[3] = _reduce_rows(grad_through * negative, upper_slope)
+            if need[4] and upper_intercept is not None and grad_bias is not None:
+                grads_out[4] = _reduce_rows(grad_bias * negative, upper_intercept)
+        if need[5]:
+            grads_out[5] = grad_through
         return tuple(grads_out)
 
 
-def _line_gradient(
-    grad_through: Tensor, grad_bias: Tensor | None, slope: Tensor, intercept: Tensor | None
-) -> Tensor:
-    gradient = grad_through * slope
-    if intercept is None or grad_bias is None:
-        return gradient
-    return gradient.addcmul_(grad_bias.expand_as(gradient), intercept.expand_as(gradient))
+def _selected(downward: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor | None:
+    """The intercept each coefficient meets, ``[S, B, F]``; None where all are zero."""
+    known = lower if lower is not None else upper
+    if known is None:
+        return None
+    zero = known.new_zeros(())
+    return torch.where(downward, zero if upper is None else upper, zero if lower is None else lower)
+
+
+def _dot(relaxed: Tensor, intercept: Tensor | None) -> Tensor | None:
+    return None if intercept is None else intercept.mul_(relaxed).sum(-1)
 
 
 def _reduce_rows(gradient: Tensor, like: Tensor) -> Tensor:
