@@ -91,7 +91,7 @@ class InstanceRun:
         return replace(
             found,
             verdict=Verdict.SAT,
-            reason="counterexample found by attack, replayed with onnxruntime",
+            reason=_sat_reason(result.counterexample),
             counterexample=result.counterexample,
         )
 
@@ -152,3 +152,11 @@ class InstanceRun:
 
     def _timeout_reason(self) -> str:
         return f"the time limit of {self._clock.limit_seconds:g} s was reached"
+
+
+def _sat_reason(counterexample: Counterexample) -> str:
+    reason = "counterexample found by attack, replayed with onnxruntime"
+    rounded = counterexample.num_rounded_inputs
+    if rounded:
+        reason += f"; {rounded} inputs fixed to numbers no float32 equals were rounded"
+    return reason
