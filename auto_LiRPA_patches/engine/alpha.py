@@ -72,8 +72,8 @@ class RowBlock:
 
         if not self.recompute or not torch.is_grad_enabled():
             return run(*alphas.values())
-        for index in alphas:
-            state.activation(index)  # made outside, so that recomputing does not repeat it
+        for index in _relaxed_below(state.graph, self.node):
+            state.relaxation(index)  # made outside: recomputing must find what this pass found
         result: Tensor = checkpoint(
             run, *alphas.values(), use_reentrant=False, preserve_rng_state=False
         )
@@ -265,7 +265,7 @@ def _row_block(
     alphas = []
     for first, last in cut.ranges(rows.count):
         chunk: dict[int, Tensor] = {}
-        for index in _activations_below(graph, node):
+        for index in _relaxed_below(graph, node):
             found = start.activation(index)
             if found is None:
                 continue
@@ -281,7 +281,7 @@ def _row_block(
     return RowBlock(node, rows, cut, tuple(alphas), elements, recompute)
 
 
-def _activations_below(graph: Graph, node: int) -> list[int]:
+def _relaxed_below(graph: Graph, node: int) -> list[int]:
     reached = {node}
     found = []
     for index in range(node, 0, -1):

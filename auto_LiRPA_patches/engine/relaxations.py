@@ -60,7 +60,7 @@ class Relaxations:
 
     def lines(self, index: int, alphas: Mapping[int, Tensor] | None) -> Any:
         """The relaxation of node `index` for rows that use `alphas` (None = CROWN's own lines)."""
-        relaxation = self._relaxation(index)
+        relaxation = self.relaxation(index)
         operator = self.graph.nodes[index].operator
         if isinstance(operator, Activation):
             alpha = None if alphas is None else alphas.get(index)
@@ -72,9 +72,10 @@ class Relaxations:
         operator = self.graph.nodes[index].operator
         if not isinstance(operator, Activation):
             return None
-        return operator, self._relaxation(index)
+        return operator, self.relaxation(index)
 
-    def _relaxation(self, index: int) -> Any:
+    def relaxation(self, index: int) -> Any:
+        """The α-independent relaxation of node `index`, made from its inputs' bounds once."""
         if index not in self.relaxed:
             node = self.graph.nodes[index]
             sources = [self.interval(source) for source in node.inputs]
