@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT.parent / "shared" / "benchmarks"
 
 # Little effort, so that a run takes a fraction of a second.
-LITTLE = ("--pgd_steps", "20", "--pgd_restarts", "5", "--iteration", "10")
+LITTLE = ("--pgd_steps", "20", "--pgd_restarts", "5", "--init_iteration", "10")
 
 
 @dataclass(frozen=True)
