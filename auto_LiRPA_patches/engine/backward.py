@@ -19,17 +19,27 @@ from auto_LiRPA_patches.operators.base import sum_bias
 from auto_LiRPA_patches.operators.interval import Interval
 
 LinesAt = Callable[[int], Any]
+Observe = Callable[[int, Tensor], None]
 
 
-def lower_bounds(graph: Graph, box: Interval, node: int, rows: Rows, lines_at: LinesAt) -> Tensor:
+def lower_bounds(
+    graph: Graph,
+    box: Interval,
+    node: int,
+    rows: Rows,
+    lines_at: LinesAt,
+    observe: Observe | None = None,
+) -> Tensor:
     """Lower bounds of ``rows`` at ``node`` over the input boxes.
 
     Args:
         graph: the network.
-        box: ``[B, *input_shape]``.
+        box: ``[B, *input_shape]``, or ``[1, *input_shape]`` shared by a batch of subproblems.
         node: index of the start node.
         rows: S functionals of its value.
         lines_at: for a node that needs bounds, its relaxation for these rows.
+        observe: called with the index and the coefficients ``[S, B, *shape]`` of each node that
+            needs lines, before its step, and of the input (index 0).
 
     Returns:
         ``[S, B]``, differentiable in the relaxations.
@@ -52,6 +62,8 @@ def lower_bounds(graph: Graph, box: Interval, node: int, rows: Rows, lines_at: L
         if operator is None:
             raise ValueError(f"node {index} ({graph.nodes[index].name}) is a second input")
         lines = lines_at(index) if operator.needs_bounds else None
+        if observe is not None and operator.needs_bounds:
+            observe(index, coeffs)
         below, bias = operator.backward(graph.weights, coeffs, lines)
         del coeffs
         biases.append(bias)
@@ -60,6 +72,8 @@ def lower_bounds(graph: Graph, box: Interval, node: int, rows: Rows, lines_at: L
         del below, part
     total = sum_bias(biases)
     if 0 in pending:
+        if observe is not None:
+            observe(0, pending[0])
         value = concretize(pending.pop(0).flatten(2), box)
         total = value if total is None else total + value
     if total is None:
@@ -95,5 +109,5 @@ class _Concretize(torch.autograd.Function):
 def _row_dot(coeffs: Tensor, vector: Tensor) -> Tensor:
     """``[S, B, N] . [B, N] -> [S, B]``."""
     if vector.shape[0] == 1:
-        return coeffs[:, 0] @ vector[0].unsqueeze(-1)
+        return coeffs @ vector[0]
     return torch.einsum("sbn,bn->sb", coeffs, vector)

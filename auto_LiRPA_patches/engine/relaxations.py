@@ -78,7 +78,7 @@ class Relaxations:
         """The α-independent relaxation of node `index`, made from its inputs' bounds once."""
         if index not in self.relaxed:
             node = self.graph.nodes[index]
-            sources = [self.interval(source) for source in node.inputs]
+            sources = [self.bounds.get(s) or self.interval(s) for s in node.inputs]
             if isinstance(node.operator, Activation):
                 self.relaxed[index] = node.operator.relax(
                     sources[0].flatten(), self.features.get(index)

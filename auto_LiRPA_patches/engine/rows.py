@@ -100,7 +100,39 @@ class SpecRows:
         return None
 
 
-Rows = NeuronRows | SpecRows
+@dataclass(frozen=True)
+class BatchRows:
+    """Functionals of one node, other ones for each box or subproblem of the batch.
+
+    Attributes:
+        coeffs: ``[S, B, *shape]``.
+    """
+
+    coeffs: Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of rows S."""
+        return int(self.coeffs.shape[0])
+
+    def narrow(self, start: int, stop: int) -> BatchRows:
+        """Rows ``start <= s < stop``; rows beyond the last are zero padding."""
+        rows = self.coeffs[start:stop]
+        missing = stop - start - rows.shape[0]
+        if missing > 0:
+            rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+        return BatchRows(rows)
+
+    def coefficients(self, graph: Graph, node: int, batch: int) -> Tensor:
+        """The coefficients ``[S, B, *shape]``."""
+        return self.coeffs
+
+    def below(self, graph: Graph, node: int, batch: int) -> tuple[Tensor, Tensor | None] | None:
+        """Nothing to shorten: the first step is an ordinary product."""
+        return None
+
+
+Rows = NeuronRows | SpecRows | BatchRows
 
 
 @dataclass(frozen=True)

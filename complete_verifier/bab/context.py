@@ -1,0 +1,92 @@
+"""What branch and bound needs of the run around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.subproblems import BetaOptions
+from complete_verifier.attack.box import SearchBox
+from complete_verifier.attack.counterexample import Counterexample
+from complete_verifier.attack.search import Confirm
+from complete_verifier.model.network import Network
+from complete_verifier.specification import Region
+
+
+@dataclass(frozen=True, kw_only=True)
+class BabSettings:
+    """Effort and manner (`solver.*`, `bab.*`).
+
+    Attributes:
+        batch_size: most subproblems bounded at a time, per round.
+        worst_first: take the worst bound first (`tree_traversal: breadth_first`).
+        max_domains, max_iterations: limits; None = none.
+        beta: optimisation of α and β.
+        method: branching heuristic, `bab.branching.method`.
+        candidates: neurons kfsb and fsb try, `bab.branching.candidates`.
+        reduceop: how the two children's bounds become a candidate's score.
+        synchronous: `bab.force_synchronous`: fixed batch, no early stop.
+        threshold: margin a proof must exceed.
+        seed: of `method: random`.
+    """
+
+    batch_size: int = 64
+    worst_first: bool = True
+    max_domains: float = float("inf")
+    max_iterations: int | None = None
+    beta: BetaOptions = BetaOptions()
+    method: str = "kfsb"
+    candidates: int = 3
+    reduceop: str = "min"
+    synchronous: bool = False
+    threshold: float = 0.0
+    seed: int = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class BabContext:
+    """The run around one region's branch and bound.
+
+    Attributes:
+        network: the network (weights may be sharded: every call is made by all ranks alike).
+        region: box and unsafe set.
+        bounds: chunks, memory limit, clock and progress; `bounds.out_of_time()` is collective.
+        confirm: replays a candidate with onnxruntime; the same answer on all ranks.
+    """
+
+    network: Network
+    region: Region
+    bounds: BoundOptions
+    confirm: Confirm
+
+    @property
+    def out_of_time(self) -> Callable[[], bool]:
+        """The clock."""
+        return self.bounds.out_of_time
+
+    def say(self, text: str) -> None:
+        """Report progress."""
+        if self.bounds.progress is not None:
+            self.bounds.progress(text)
+
+    def try_points(self, points: np.ndarray) -> Counterexample | None:
+        """Confirm the first point that violates the region in this network's own outputs.
+
+        Args:
+            points: ``[n, num_inputs]``; rounded to float32 inside the box.
+        """
+        box = SearchBox.of(self.region)
+        if box is None or points.shape[0] == 0:
+            return None
+        inside = np.clip(points.astype(np.float32), box.lower, box.upper)
+        with torch.no_grad():
+            outputs = self.network.forward(torch.from_numpy(inside))
+        margins = self.region.margins(outputs.cpu().numpy())
+        best = int(np.argmin(margins))
+        if not margins[best] <= 0:
+            return None
+        return self.confirm(self.region, inside[best])

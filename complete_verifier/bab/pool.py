@@ -1,0 +1,174 @@
+"""The pool of open subproblems: tensor slabs and one sorted list, no object per subproblem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sortedcontainers import SortedList
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DomainBatch:
+    """B subproblems outside the pool.
+
+    Attributes:
+        clause: ``[B]`` int64, the open clause a subproblem belongs to.
+        path: ``[B]`` int64, an id derived from the split path alone.
+        depth: ``[B]`` int64, number of splits.
+        splits: ``[B, D]`` int32; ``+(t + 1)`` or ``-(t + 1)`` for feature t split to that side, 0
+            behind the last split.
+        betas: ``[B, S, D]`` multipliers of the splits.
+        alphas: ``[B, S, KT]`` slopes of all features.
+        margin: ``[B]`` float64: best lower bound minus threshold over the clause's rows.
+    """
+
+    clause: Tensor
+    path: Tensor
+    depth: Tensor
+    splits: Tensor
+    betas: Tensor
+    alphas: Tensor
+    margin: Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of subproblems B."""
+        return int(self.clause.shape[0])
+
+    def select(self, index: Tensor) -> DomainBatch:
+        """The subproblems at ``index`` (positions or a mask)."""
+        return DomainBatch(*(getattr(self, name)[index] for name in _FIELDS))
+
+    def widen(self, depth: int) -> DomainBatch:
+        """The same with room for `depth` splits each."""
+        missing = depth - self.splits.shape[1]
+        if missing <= 0:
+            return self
+        splits = torch.nn.functional.pad(self.splits, (0, missing))
+        betas = torch.nn.functional.pad(self.betas, (0, missing))
+        return DomainBatch(
+            self.clause, self.path, self.depth, splits, betas, self.alphas, self.margin
+        )
+
+    @staticmethod
+    def concatenate(batches: list[DomainBatch]) -> DomainBatch:
+        """All subproblems of the given batches, in order."""
+        depth = max(batch.splits.shape[1] for batch in batches)
+        wide = [batch.widen(depth) for batch in batches]
+        return DomainBatch(*(torch.cat([getattr(b, name) for b in wide]) for name in _FIELDS))
+
+
+_FIELDS = ("clause", "path", "depth", "splits", "betas", "alphas", "margin")
+
+
+class DomainPool:
+    """Open subproblems, ordered by margin and then by path, so that the order is total.
+
+    Slabs grow by half; a freed slot is used again. Lives on the CPU: subproblems wait here, they
+    are not computed with.
+    """
+
+    def __init__(self, *, worst_first: bool) -> None:
+        """Create an empty pool.
+
+        Args:
+            worst_first: take the smallest margin first (`breadth_first`); otherwise the deepest
+                subproblem, and among those the one with the largest margin (`depth_first`).
+        """
+        self._worst_first = worst_first
+        self._order: SortedList = SortedList()
+        self._free: list[int] = []
+        self._slabs: DomainBatch | None = None
+        self._capacity = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the slabs, room for growth included."""
+        if self._slabs is None:
+            return 0
+        return sum(getattr(self._slabs, name).nbytes for name in _FIELDS)
+
+    @property
+    def worst_margin(self) -> float:
+        """The smallest margin of an open subproblem; +inf when none is open."""
+        if not self._order:
+            return float("inf")
+        if self._worst_first:
+            return float(self._order[0][0])
+        return min(float(key[-3]) for key in self._order)
+
+    def add(self, batch: DomainBatch) -> None:
+        """Put subproblems in."""
+        if batch.count == 0:
+            return
+        batch = DomainBatch(*(getattr(batch, name).cpu() for name in _FIELDS))
+        self._reserve(batch)
+        slots = [self._free.pop() for _ in range(batch.count)]
+        index = torch.tensor(slots)
+        slabs = self._require_slabs()
+        wide = batch.widen(slabs.splits.shape[1])
+        for name in _FIELDS:
+            getattr(slabs, name)[index] = getattr(wide, name)
+        margins, paths = batch.margin.tolist(), batch.path.tolist()
+        for margin, path, depth, slot in zip(
+            margins, paths, batch.depth.tolist(), slots, strict=True
+        ):
+            key = (margin, path, slot)
+            self._order.add(key if self._worst_first else (-depth, -margin, margin, path, slot))
+
+    def take(self, count: int) -> DomainBatch:
+        """Take out up to `count` subproblems, first in order first."""
+        chosen = list(self._order[:count])
+        del self._order[:count]
+        slots = [int(key[-1]) for key in chosen]
+        batch = self._require_slabs().select(torch.tensor(slots, dtype=torch.int64))
+        self._free.extend(slots)
+        depth = int(batch.depth.max()) if slots else 0
+        return DomainBatch(
+            batch.clause,
+            batch.path,
+            batch.depth,
+            batch.splits[:, :depth],
+            batch.betas[:, :, :depth],
+            batch.alphas,
+            batch.margin,
+        )
+
+    def drop_clauses(self, closed: np.ndarray) -> None:
+        """Forget subproblems of clauses that need no proof any more (``closed [clauses]`` bool)."""
+        slabs = self._require_slabs()
+        clauses = slabs.clause.tolist()
+        gone = [key for key in self._order if closed[clauses[key[-1]]]]
+        for key in gone:
+            self._order.remove(key)
+            self._free.append(int(key[-1]))
+
+    def _require_slabs(self) -> DomainBatch:
+        if self._slabs is None:
+            raise ValueError("the pool is empty")
+        return self._slabs
+
+    def _reserve(self, batch: DomainBatch) -> None:
+        depth = batch.splits.shape[1]
+        if self._slabs is not None and depth > self._slabs.splits.shape[1]:
+            self._slabs = self._slabs.widen(depth + 8)
+        missing = batch.count - len(self._free)
+        if missing <= 0:
+            return
+        grown = max(missing, self._capacity // 2, 16)
+        like = batch if self._slabs is None else self._slabs
+        room = DomainBatch(
+            *(
+                getattr(like, name).new_zeros(grown, *getattr(like, name).shape[1:])
+                for name in _FIELDS
+            )
+        )
+        self._slabs = room if self._slabs is None else DomainBatch.concatenate([self._slabs, room])
+        self._free.extend(reversed(range(self._capacity, self._capacity + grown)))
+        self._capacity += grown
