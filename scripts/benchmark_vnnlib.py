@@ -51,13 +51,13 @@ def read(path: Path) -> None:
     from complete_verifier.specification import read_vnnlib
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     specification = read_vnnlib(path)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         f"{path.stem:26s} {path.stat().st_size / 1e6:8.3f} MB {seconds:8.3f} s "
-        f"peak {peak / 1024:7.0f} MiB ({before / 1024:.0f} before)  "
+        f"({cpu_seconds:.3f} s of CPU) peak {peak / 1024:7.0f} MiB ({before / 1024:.0f} before)  "
         f"{specification.num_inputs} inputs, {len(specification.regions)} regions, "
         f"{specification.num_clauses} clauses",
         flush=True,

@@ -79,7 +79,7 @@ class BoxBuilder:
             upper = _replaced(upper, indices, highs)
             lower_open = self._replaced_flags(lower_open, indices, lows_open, is_upper=False)
             upper_open = self._replaced_flags(upper_open, indices, highs_open, is_upper=True)
-        return Region(
+        return Region.from_checked(
             lower=lower,
             upper=upper,
             clauses=tuple(clauses),

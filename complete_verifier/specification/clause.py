@@ -77,6 +77,26 @@ class Clause:
         object.__setattr__(self, "strict", read_flags(self.strict, rhs.size, "clause: strict"))
         self._check_exact_rhs()
 
+    @classmethod
+    def from_checked(
+        cls,
+        coefficients: np.ndarray,
+        rhs: np.ndarray,
+        strict: np.ndarray,
+        exact_rhs: tuple[Exact, ...] | None,
+    ) -> Clause:
+        """Return a clause of parts that are known to be valid and read-only, without checking.
+
+        For builders of very many clauses, where the checks would take most of the time.
+        """
+        clause = object.__new__(cls)
+        fields = clause.__dict__  # a frozen dataclass refuses assignment by attribute only
+        fields["coefficients"] = coefficients
+        fields["rhs"] = rhs
+        fields["strict"] = strict
+        fields["exact_rhs"] = exact_rhs
+        return clause
+
     def _check_exact_rhs(self) -> None:
         if self.exact_rhs is None:
             return

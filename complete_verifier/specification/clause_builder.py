@@ -40,7 +40,7 @@ class ClauseBuilder:
         rhs = np.array([bound for bound, _ in rounded], dtype=np.float64)
         rhs.flags.writeable = False
         exact = all(is_exact for _, is_exact in rounded)
-        return Clause(
+        return Clause.from_checked(
             coefficients=self._coefficients(tuple(row.terms for row in rows)),
             rhs=rhs,
             strict=self._strict(tuple(row.strict for row in rows)),

@@ -127,7 +127,12 @@ def _is_float(value: Rational) -> bool:
         return False
 
 
+def is_in_range(value: Rational) -> bool:
+    """Return whether `value` has float64 neighbours on both sides, with room for rounding."""
+    return -_LIMIT < value < _LIMIT
+
+
 def _in_range(value: Rational) -> Rational:
-    if not -_LIMIT < value < _LIMIT:
+    if not is_in_range(value):
         raise ValueError("the bound this constraint implies is beyond 1e308")
     return value

@@ -1,7 +1,7 @@
 """Parser of VNN-LIB 1.0, the part of SMT-LIB in which VNN-COMP states properties.
 
-Two patterns read what large files consist of, `(<= X_3 0.25)` and the assert around it, in one
-step each; everything else goes token by token. Both paths build the same atoms.
+Two patterns read what large files consist of, `(<= X_3 0.25)` or `(<= (* 2 X_3) 0.5)` and the
+assert around it, in one step each; everything else goes token by token. Both build the same atoms.
 
 Names: `X_i` and `Y_i` of the standard; `x_i`, `Xi` and the like where each index is declared once.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from complete_verifier.specification.errors import SpecificationError
-from complete_verifier.specification.exact import divide, negate
+from complete_verifier.specification.exact import Exact, divide, negate, to_rational
 from complete_verifier.specification.formula import (
     FALSE,
     TRUE,
@@ -23,10 +23,20 @@ from complete_verifier.specification.formula import (
     Or,
     OutputRow,
 )
-from complete_verifier.specification.linear import COMPARISONS, Linear, compare, output_code
+from complete_verifier.specification.linear import (
+    COMPARISONS,
+    Linear,
+    compare,
+    is_in_range,
+    output_code,
+)
 from complete_verifier.specification.vnnlib_tokens import NUMBER, TokenReader, shorten
 
-_ATOM = rf"\s*\(\s*(<=|>=|<|>)\s+([A-Za-z]\w*)\s+(?:({NUMBER})|([A-Za-z]\w*))\s*\)"
+# Groups: operator, coefficient or None, variable, then a constant or another variable.
+_ATOM = (
+    rf"\s*\(\s*(<=|>=|<|>)\s+(?:\(\s*\*\s+({NUMBER})\s+)?([A-Za-z]\w*)(?(2)\s*\)|)\s+"
+    rf"(?:({NUMBER})|([A-Za-z]\w*))\s*\)"
+)
 _SIMPLE_ATOM = re.compile(_ATOM, re.ASCII)
 _SIMPLE_ASSERT = re.compile(rf"\s*\(\s*assert{_ATOM}\s*\)", re.ASCII)
 _VARIABLE = re.compile(r"([XxYy])_?([0-9]{1,9})", re.ASCII)
@@ -132,16 +142,24 @@ class VnnlibParser:
 
     def _simple_atom(self, match: re.Match[str]) -> Formula | None:
         """Return the atom matched by `_ATOM`, or None where it needs the general path."""
-        operator, left, number, right = match.groups()
+        operator, factor, left, number, right = match.groups()
         code = self._codes.get(left)
         if code is None:
-            raise self._undeclared(left, match.start(2))
+            raise self._undeclared(left, match.start(3))
         strict = len(operator) == 1
         is_upper = operator[0] == "<"
         if number is not None:
-            value = self._reader.constant(number, match.start(3))
+            value: Exact | None = self._reader.constant(number, match.start(4))
             if value is None:
                 return None
+            if factor is not None:
+                coefficient = self._reader.constant(factor, match.start(2))
+                if not coefficient:
+                    return None
+                value = divide(to_rational(value), to_rational(coefficient))
+                if not is_in_range(value):
+                    return None
+                is_upper = is_upper == (coefficient > 0)
             if code >= 0:
                 return InputBound(code, is_upper, value, strict)
             self.mentions_outputs = True
@@ -149,8 +167,8 @@ class VnnlibParser:
             return OutputRow(terms, value if is_upper else negate(value), strict)
         other = self._codes.get(right)
         if other is None:
-            raise self._undeclared(right, match.start(4))
-        if code >= 0 or other >= 0 or code == other:
+            raise self._undeclared(right, match.start(5))
+        if factor is not None or code >= 0 or other >= 0 or code == other:
             return None
         self.mentions_outputs = True
         pair = (code, other) if is_upper else (other, code)
