@@ -131,7 +131,7 @@ def optimize_alpha(
             break
         optimization.step()
         taken += 1
-        if bound_options.progress is not None:
+        if bound_options.progress is not None and rows.count:
             worst = float(optimization.best.min())
             bound_options.progress(f"α-CROWN iteration {taken}: worst lower bound {worst:.6g}")
     return optimization.result(taken, timed_out)

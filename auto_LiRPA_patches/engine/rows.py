@@ -149,7 +149,10 @@ class Chunking:
     padded: bool = False
 
     def ranges(self, count: int) -> Iterator[tuple[int, int]]:
-        """Half-open row ranges covering ``0 .. count``; padded ones may end beyond it."""
-        for start in range(0, count, self.rows):
+        """Half-open row ranges covering ``0 .. count``; padded ones may end beyond it.
+
+        No rows at all are one empty range: a rank without rows takes the same steps as the others.
+        """
+        for start in range(0, max(count, 1), self.rows):
             stop = start + self.rows
             yield start, stop if self.padded else min(stop, count)

@@ -48,6 +48,12 @@ def test_chunks_cover_every_row_once(cut: tuple[int, int], padded: bool) -> None
         assert stop - start == rows if padded else stop <= count
 
 
+@pytest.mark.parametrize(("padded", "expected"), [(False, (0, 0)), (True, (0, 3))])
+def test_no_rows_are_one_empty_chunk(padded: bool, expected: tuple[int, int]) -> None:
+    """Under sharded weights every rank must make the same calls, also one without rows."""
+    assert list(Chunking(3, padded).ranges(0)) == [expected]
+
+
 def test_rows_beyond_the_last_are_zero() -> None:
     neurons = NeuronRows.both_sides(torch.tensor([4, 2]), torch.float32).narrow(3, 6)
     assert neurons.sign.tolist() == [-1.0, 0.0, 0.0]
