@@ -198,7 +198,8 @@ def _gather(node: UpstreamNode) -> Operator:
         node.refuse(f"indices of shape {list(indices.shape)}, expected a scalar or a vector")
     size = shape[axis]
     index = tuple(int(i) + size if int(i) < 0 else int(i) for i in indices.reshape(-1))
-    return Select(node.name, (shape,), node.shape, axis, index, drop_axis=indices.dim() == 0)
+    drop_axis = indices.dim() == 0 and len(shape) > 1
+    return Select(node.name, (shape,), node.shape, axis, index, drop_axis)
 
 
 def _pad(node: UpstreamNode) -> Operator:

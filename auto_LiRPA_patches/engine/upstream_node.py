@@ -76,13 +76,16 @@ class UpstreamNode:
     def shape(self) -> Shape:
         """Shape without the batch axis of a value that depends on the input.
 
+        A single number per input (upstream's shape ``[1]``) is a vector of one element, so that
+        every value has an axis of elements.
+
         Raises:
             UnsupportedOperatorError: the first axis is not the batch.
         """
         full = tuple(int(size) for size in self.bound.output_shape)
         if not full or full[0] != 1:
             self.refuse(f"its output has shape {list(full)}, whose first axis is not the batch")
-        return full[1:]
+        return full[1:] or (1,)
 
     @property
     def constant(self) -> Tensor:
