@@ -78,7 +78,15 @@ def lower_bounds(
         total = value if total is None else total + value
     if total is None:
         return torch.zeros(rows.count, batch, dtype=box.lower.dtype, device=box.lower.device)
-    return total
+    return overflow_to_nan(total)
+
+
+def overflow_to_nan(lower: Tensor) -> Tensor:
+    """Lower bounds in which +inf, which only an overflow can give, became NaN.
+
+    The true sum may be anything; a NaN proves nothing and tightens nothing.
+    """
+    return lower.masked_fill(lower == torch.inf, torch.nan)
 
 
 def concretize(coeffs: Tensor, box: Interval) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.engine.backward import concretize, lower_bounds
+from auto_LiRPA_patches.engine.backward import concretize, lower_bounds, overflow_to_nan
 from auto_LiRPA_patches.engine.chunks import chunking
 from auto_LiRPA_patches.engine.errors import OutOfTimeError
 from auto_LiRPA_patches.engine.graph import Graph
@@ -113,7 +113,7 @@ def interval_rows(state: Relaxations, rows: Rows) -> Tensor:
             node = graph.nodes[node].inputs[0]
         bounds = state.interval(node).require_sound(graph.nodes[node].name)
         lower = concretize(coeffs.flatten(2), bounds)
-        return lower if bias is None else lower + bias
+        return overflow_to_nan(lower if bias is None else lower + bias)
 
 
 def crown_interval(

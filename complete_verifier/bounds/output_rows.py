@@ -66,11 +66,13 @@ class OutputRows:
         """Which clauses no point of the box satisfies, ``[num_clauses]`` bool.
 
         Args:
-            lower: ``[S]`` float64 lower bounds of the functionals; NaN excludes nothing.
+            lower: ``[S]`` float64 lower bounds of the functionals; one that is not finite
+                excludes nothing.
             threshold: margin demanded on top of zero (`bab.decision_thresh`).
         """
         margins = self.margins(lower)
         impossible = (margins > threshold) | (self.strict & (margins >= threshold))
+        impossible &= np.isfinite(margins)
         excluded = np.zeros(self.num_clauses, dtype=bool)
         np.logical_or.at(excluded, self.clause_of[impossible], True)
         return excluded

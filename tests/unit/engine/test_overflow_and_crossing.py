@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
-from auto_LiRPA_patches.engine.schedule import crown_relaxations
+from auto_LiRPA_patches.engine.schedule import crown_relaxations, interval_rows
 from auto_LiRPA_patches.errors import NonFiniteBoundError, SoundnessError
 from auto_LiRPA_patches.operators.interval import Interval
 from tests.unit.engine import nets
@@ -142,3 +142,34 @@ def test_known_bounds_tighten_what_is_computed() -> None:
     values = nets.outputs_of(graph, points)
     _, lower = nets.crown(graph, box, matrix)
     assert bool((lower[:, 0] <= torch.einsum("so,pbo->psb", matrix, values).amin(0)[:, 0]).all())
+
+
+def cancelling_offsets() -> nn.Sequential:
+    """y = x, by offsets of 3e38 that a backward pass adds up before it takes them off again."""
+    net = nn.Sequential(*[nn.Linear(1, 1) for _ in range(4)])
+    with torch.no_grad():
+        for layer, offset in zip(net, (-3e38, -3e38, 3e38, 3e38), strict=True):
+            layer.weight.fill_(1.0)
+            layer.bias.fill_(offset)
+    return net
+
+
+@pytest.mark.parametrize("relu_first", [False, True])
+def test_a_sum_that_overflows_upwards_is_no_lower_bound(relu_first: bool) -> None:
+    """The backward pass meets 3e38 + 3e38 first; y takes -1, so +inf would be a false proof."""
+    net = cancelling_offsets()
+    if relu_first:
+        net = nn.Sequential(nn.ReLU(), *net)
+    graph = nets.graph_of(net, (1,), torch.float32)
+    box = Interval(-torch.ones(1, 1), torch.ones(1, 1))
+    matrix = torch.ones(1, 1)
+    _, lower = nets.crown(graph, box, matrix)
+    assert not float(lower) > 0
+    result = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=2))
+    assert not float(result.lower) > 0
+    state = crown_relaxations(graph, box, BoundOptions())
+    try:
+        by_interval = interval_rows(state, nets.spec_rows(graph, matrix))
+    except NonFiniteBoundError:
+        return
+    assert not float(by_interval) > 0
