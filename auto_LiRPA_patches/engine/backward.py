@@ -44,6 +44,33 @@ def lower_bounds(
     Returns:
         ``[S, B]``, differentiable in the relaxations.
     """
+    coeffs, bias = input_form(graph, box, node, rows, lines_at, observe)
+    if coeffs is None:
+        if bias is None:
+            shape = (rows.count, box.lower.shape[0])
+            return torch.zeros(shape, dtype=box.lower.dtype, device=box.lower.device)
+        return overflow_to_nan(bias)
+    value = concretize(coeffs.flatten(2), box)
+    return overflow_to_nan(value if bias is None else value + bias)
+
+
+def input_form(
+    graph: Graph,
+    box: Interval,
+    node: int,
+    rows: Rows,
+    lines_at: LinesAt,
+    observe: Observe | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The linear function of the input that bounds `rows` from below.
+
+    Args:
+        as of `lower_bounds`.
+
+    Returns:
+        ``coeffs [S, B, *input_shape]`` and ``bias [S, B]``, None standing for zero, with
+        ``rows . node(x) >= coeffs . x + bias`` for every x in the boxes.
+    """
     batch = box.lower.shape[0]
     pending: dict[int, Tensor] = {}
     biases: list[Tensor | None] = []
@@ -70,15 +97,9 @@ def lower_bounds(
         for source, part in zip(graph.nodes[index].inputs, below, strict=True):
             pending[source] = pending[source] + part if source in pending else part
         del below, part
-    total = sum_bias(biases)
-    if 0 in pending:
-        if observe is not None:
-            observe(0, pending[0])
-        value = concretize(pending.pop(0).flatten(2), box)
-        total = value if total is None else total + value
-    if total is None:
-        return torch.zeros(rows.count, batch, dtype=box.lower.dtype, device=box.lower.device)
-    return overflow_to_nan(total)
+    if 0 in pending and observe is not None:
+        observe(0, pending[0])
+    return pending.pop(0, None), sum_bias(biases)
 
 
 def overflow_to_nan(lower: Tensor) -> Tensor:

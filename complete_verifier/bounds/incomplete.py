@@ -6,6 +6,7 @@ Not proven means nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from auto_LiRPA_patches.engine.rows import SpecRows
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bounds.output_rows import OutputRows, output_rows
+from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Region
@@ -36,6 +38,7 @@ class RegionBounds:
         alpha_crown: the same after α-CROWN; empty where it did not run.
         iterations: α steps taken.
         timed_out: the clock ended the work early.
+        root: where branching can start, if something is left open.
     """
 
     proven: bool
@@ -43,6 +46,7 @@ class RegionBounds:
     alpha_crown: tuple[float, ...] = ()
     iterations: int = 0
     timed_out: bool = False
+    root: Root | None = None
 
 
 def verify_region(network: Network, region: Region, settings: BoundSettings) -> RegionBounds:
@@ -95,7 +99,10 @@ class _Verification:
         excluded = self.rows.excluded(first, settings.threshold)
         optimise = settings.method == "alpha-crown" and settings.alpha.iterations > 0
         if bool(excluded.all()) or not optimise:
-            return RegionBounds(proven=bool(excluded.all()), crown=margins)
+            proven = bool(excluded.all())
+            alphas = self._initial_alphas(state)
+            root = None if proven else self._root(state, state.bounds, alphas, first, slack)
+            return RegionBounds(proven=proven, crown=margins, root=root)
         return self._alpha(state, first, slack, excluded, margins)
 
     def _alpha(
@@ -128,12 +135,55 @@ class _Verification:
         )
         open_rows(result.lower)
         proven = bool(self.rows.excluded(best, self.settings.threshold).all())
+        root = None
+        if not proven:
+            alphas = self._initial_alphas(state)
+            places = torch.from_numpy(kept).to(self.box.lower.device)
+            for index, alpha in result.alphas.items():
+                alphas[index] = alphas[index].index_copy(1, places, alpha)
+            root = self._root(state, result.bounds, alphas, best, slack)
         return RegionBounds(
             proven=proven,
             crown=crown,
             alpha_crown=tuple(self.rows.margins(best).tolist()),
             iterations=result.iterations,
             timed_out=result.timed_out and not proven,
+            root=root,
+        )
+
+    def _initial_alphas(self, state: Relaxations) -> dict[int, Tensor]:
+        """CROWN's slopes per activation, ``[K, S, 1, F]``."""
+        alphas = {}
+        for index in self.graph.relaxed:
+            found = state.activation(index)
+            if found is not None:
+                initial = found[0].initial_alpha(found[1]).detach()
+                alphas[index] = initial.unsqueeze(1).repeat(1, self.rows.num_rows, 1, 1)
+        return alphas
+
+    def _root(
+        self,
+        state: Relaxations,
+        bounds: Mapping[int, Interval],
+        alphas: Mapping[int, Tensor],
+        lower: np.ndarray,
+        slack: np.ndarray,
+    ) -> Root:
+        for node in self.graph.bounded:
+            state.interval(node)
+        return Root(
+            graph=self.graph,
+            box=self.box,
+            features=dict(state.features),
+            bounds={
+                node: bounds[node] if node in bounds else state.bounds[node]
+                for node in self.graph.bounded
+            },
+            alphas=alphas,
+            rows=self.rows,
+            lower=lower,
+            slack=slack,
+            excluded=self.rows.excluded(lower, self.settings.threshold),
         )
 
     def _spec(self, matrix: Tensor) -> SpecRows:

@@ -1,0 +1,242 @@
+"""Branch and bound on ReLU activations.
+
+A round takes the first subproblems of the pool, splits each at a neuron (at several when the pool
+is smaller than the batch), bounds the children, and puts back those that are still open.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.subproblems import relu_like
+from complete_verifier.attack.counterexample import Counterexample
+from complete_verifier.bab import branching
+from complete_verifier.bab.bounding import Bounding, OpenClauses
+from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.features import Features
+from complete_verifier.bab.leaf import decide_leaf
+from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bab.pool import DomainBatch, DomainPool
+from complete_verifier.bounds.root import Root
+
+
+def activation_branch_and_bound(
+    root: Root, context: BabContext, settings: BabSettings
+) -> BabOutcome:
+    """Decide a region whose root bounds left clauses open.
+
+    Args:
+        root: what bounds know of the region.
+        context: network, clock, confirmation; all ranks call this alike.
+        settings: effort and heuristics.
+    """
+    if not relu_like(root.graph):
+        return BabOutcome(
+            ending=Ending.STUCK,
+            reason="branching on activations needs a network whose only nonlinearity is ReLU",
+            domains_left=int((~root.excluded).sum()),
+            lower_bound=float(root.rows.margins(root.lower).min()),
+        )
+    return _Tree(root, context, settings).run()
+
+
+class _Tree:
+    """One region's pool and counters."""
+
+    def __init__(self, root: Root, context: BabContext, settings: BabSettings) -> None:
+        self.features = Features.of(root)
+        self.clauses = OpenClauses.of(root, settings.threshold)
+        self.bounding = Bounding(root, self.features, self.clauses, context.bounds)
+        self.context = context
+        self.settings = settings
+        self.pool = DomainPool(worst_first=settings.worst_first or settings.synchronous)
+        self.generator = torch.Generator().manual_seed(settings.seed)
+        self.rounds = 0
+        self.visited = 0
+        self.stuck = 0
+        self.stuck_margin = float("inf")
+        self.start = time.monotonic()
+        self._plant(root)
+
+    def run(self) -> BabOutcome:
+        """Rounds until every subproblem is excluded or a limit is met."""
+        while len(self.pool):
+            ending = self._limit()
+            if ending is not None:
+                return self._end(*ending)
+            found = self._round()
+            if found is not None:
+                return replace(
+                    self._end(Ending.VIOLATED, "counterexample found in the tree"),
+                    counterexample=found,
+                )
+        if self.stuck:
+            return self._end(
+                Ending.STUCK, f"{self.stuck} subproblems can neither be excluded nor split"
+            )
+        return self._end(Ending.PROVEN, f"{self.visited} subproblems exclude every violation")
+
+    def _plant(self, root: Root) -> None:
+        """One subproblem per open clause."""
+        count, width = self.clauses.index.shape
+        table = torch.cat(
+            [root.alphas[span.activation][0, :, 0] for span in self.features.spans]
+            or [root.box.lower.new_zeros(root.rows.num_rows, 0)],
+            dim=-1,
+        )
+        lower = torch.from_numpy(root.lower)[self.clauses.index.cpu()]
+        # `thresholds` already hold the slack that `root.lower` has taken off.
+        slack = torch.from_numpy(root.slack)[self.clauses.index.cpu()]
+        margin = (lower + slack - self.clauses.thresholds.cpu()).amax(dim=1)
+        clause = torch.arange(count)
+        self.pool.add(
+            DomainBatch(
+                clause=clause,
+                path=clause + 1,
+                depth=torch.zeros(count, dtype=torch.int64),
+                splits=torch.zeros(count, 0, dtype=torch.int32),
+                betas=torch.zeros(count, width, 0, dtype=table.dtype),
+                alphas=table[self.clauses.index].cpu(),
+                margin=margin,
+            )
+        )
+
+    def _limit(self) -> tuple[Ending, str] | None:
+        settings = self.settings
+        if self.context.out_of_time():
+            return Ending.TIMEOUT, "the time limit was reached"
+        if len(self.pool) > settings.max_domains:
+            return Ending.MAX_DOMAINS, f"more than {settings.max_domains:g} open subproblems"
+        if settings.max_iterations is not None and self.rounds >= settings.max_iterations:
+            return Ending.MAX_ITERATIONS, f"{self.rounds} rounds were allowed"
+        return None
+
+    def _round(self) -> Counterexample | None:
+        batch = self.pool.take(self.settings.batch_size)
+        signs = self.bounding.signs(batch)
+        is_open = self.features.open(signs)
+        leaves = ~is_open.any(dim=1).cpu()
+        if bool(leaves.any()):
+            found = self._leaves(batch.select(leaves))
+            if found is not None:
+                return found
+            batch, is_open = batch.select(~leaves), is_open[~leaves]
+        if batch.count == 0:
+            return None
+        scores, points = self._look(batch, is_open)
+        found = self.context.try_points(points)
+        if found is not None:
+            return found
+        children = self._split(batch, scores, is_open)
+        children = self.bounding.optimize(
+            children, self.settings.beta, stop_early=not self.settings.synchronous
+        )
+        self.visited += children.count
+        self.rounds += 1
+        self.pool.add(children.select(~(children.margin > 0)))
+        self._report()
+        return None
+
+    def _look(self, batch: DomainBatch, is_open: Tensor) -> tuple[branching.Scores, np.ndarray]:
+        """Scores of a batch's features, and the inputs that minimise its bounds."""
+        tables: list[dict[int, Tensor]] = []
+        points = []
+        box = self.bounding.root.box
+        for part in self.bounding.parts(batch):
+            seen: dict[int, Tensor] = {}
+            problem = self.bounding.subproblems(part, self.bounding.signs(part))
+            with torch.no_grad():
+                lower = problem.lower(problem.relaxations(), seen.__setitem__)
+                margins = lower.double() - self.bounding.thresholds(part)
+                row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
+                every = torch.arange(part.count, device=row.device)
+                own = {index: table.flatten(2)[row, every] for index, table in seen.items()}
+                at_input = own.pop(0, None)
+                if at_input is not None:
+                    low, high = box.lower.flatten(1), box.upper.flatten(1)
+                    points.append(torch.where(at_input > 0, low, high))
+            tables.append(own)
+        coeffs = {index: torch.cat([table[index] for table in tables]) for index in tables[0]}
+        stacked = torch.cat(points) if points else box.lower.flatten(1)[:0]
+        return branching.score(self.features, coeffs, is_open), stacked.cpu().numpy()
+
+    def _split(self, batch: DomainBatch, scores: branching.Scores, is_open: Tensor) -> DomainBatch:
+        """Children of every subproblem; ``2^k`` each, k > 1 while the pool is small."""
+        settings = self.settings
+
+        def evaluate(feature: Tensor, side: Tensor) -> Tensor:
+            return self.bounding.evaluate(_child(batch, feature.cpu(), side.cpu()))
+
+        first = branching.choose(
+            scores,
+            settings.method,
+            settings.candidates,
+            settings.reduceop,
+            evaluate,
+            self.generator,
+        )
+        levels = 1
+        fewest = int(is_open.sum(dim=1).min())
+        while levels < fewest and batch.count << (levels + 1) <= 2 * settings.batch_size:
+            levels += 1
+        chosen = branching.several(scores, first, levels).cpu()
+        children = [batch]
+        for level in range(levels):
+            feature = chosen[:, level]
+            children = [
+                _child(child, feature, torch.full_like(feature, side))
+                for child in children
+                for side in (1, -1)
+            ]
+        return DomainBatch.concatenate(children)
+
+    def _leaves(self, batch: DomainBatch) -> Counterexample | None:
+        """Decide subproblems without an open neuron exactly."""
+        for number in range(batch.count):
+            leaf = batch.select(torch.tensor([number]))
+            self.visited += 1
+            proven, point = decide_leaf(self.bounding, leaf)
+            if proven:
+                continue
+            found = self.context.try_points(point)
+            if found is not None:
+                return found
+            self.stuck += 1
+            self.stuck_margin = min(self.stuck_margin, float(leaf.margin[0]))
+        return None
+
+    def _report(self) -> None:
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        self.context.say(
+            f"round {self.rounds}: {self.visited} subproblems, {len(self.pool)} open, "
+            f"lower bound {self.pool.worst_margin:.6g}, {self.visited / seconds:.0f} per second"
+        )
+
+    def _end(self, ending: Ending, reason: str) -> BabOutcome:
+        return BabOutcome(
+            ending=ending,
+            reason=reason,
+            rounds=self.rounds,
+            domains_visited=self.visited,
+            domains_left=len(self.pool) + self.stuck,
+            lower_bound=min(self.pool.worst_margin, self.stuck_margin),
+        )
+
+
+def _child(batch: DomainBatch, feature: Tensor, side: Tensor) -> DomainBatch:
+    """Every subproblem of a batch with one more split, its multiplier zero."""
+    split = ((feature + 1) * side).to(torch.int32).unsqueeze(1)
+    wide = batch.widen(int(batch.depth.max()) + 1)
+    # A 64-bit congruential mix; equal paths give equal ids on every rank and run.
+    path = batch.path * 6364136223846793005 + (2 * feature + (side > 0) + 1) * 1442695040888963407
+    return replace(
+        wide,
+        path=path,
+        depth=batch.depth + 1,
+        splits=wide.splits.scatter(1, batch.depth.unsqueeze(1), split),
+    )

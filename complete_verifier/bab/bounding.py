@@ -1,0 +1,177 @@
+"""Bound batches of subproblems of one region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.chunks import row_elements
+from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.subproblems import (
+    BetaOptions,
+    Subproblems,
+    optimize_subproblems,
+)
+from complete_verifier.bab.features import Features
+from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bounds.root import Root
+
+# Coefficients, their gradients, α with two moments and a best copy, and lines, per element.
+_COPIES = 12
+
+
+@dataclass(frozen=True, eq=False)
+class OpenClauses:
+    """The clauses still to be excluded, S rows each.
+
+    Attributes:
+        index: ``[O]`` row of each clause and place, ``[O, S]`` into the root's functionals.
+        matrix: ``[O, S, num_outputs]`` coefficients.
+        thresholds: ``[O, S]`` float64; a lower bound above one excludes the clause.
+    """
+
+    index: Tensor
+    matrix: Tensor
+    thresholds: Tensor
+
+    @staticmethod
+    def of(root: Root, threshold: float) -> OpenClauses:
+        """Collect the clauses the root did not exclude; shorter ones repeat their last row."""
+        rows = root.rows
+        used = [np.flatnonzero(rows.clause_of == c) for c in np.flatnonzero(~root.excluded)]
+        width = max(len(own) for own in used)
+        places = np.stack([np.pad(own, (0, width - len(own)), mode="edge") for own in used])
+        index = rows.row_of[places]
+        limits = rows.rhs[places] + root.slack[index] + threshold
+        limits = np.where(rows.strict[places], np.nextafter(limits, -np.inf), limits)
+        full = rows.matrix(root.box.lower)
+        chosen = torch.from_numpy(index).to(full.device)
+        return OpenClauses(chosen, full[chosen], torch.from_numpy(limits).to(full.device))
+
+
+class Bounding:
+    """Bounds subproblems with α and β in batches that fit into memory."""
+
+    def __init__(
+        self, root: Root, features: Features, clauses: OpenClauses, options: BoundOptions
+    ) -> None:
+        self.root = root
+        self.features = features
+        self.clauses = clauses
+        self.options = options
+
+    def signs(self, batch: DomainBatch) -> Tensor:
+        """``[B, T]``: +1, -1 for split features, 0 for the others; bounds' dtype."""
+        like = self.root.box.lower
+        table = torch.zeros(
+            batch.count, self.features.total + 1, dtype=like.dtype, device=like.device
+        )
+        splits = batch.splits.to(like.device).long()
+        table.scatter_(1, splits.abs(), splits.sign().to(like.dtype))
+        return table[:, 1:]
+
+    def subproblems(self, batch: DomainBatch, signs: Tensor) -> Subproblems:
+        """The engine's view of a batch."""
+        root, features = self.root, self.features
+        like = root.box.lower
+        clause = batch.clause.to(like.device)
+        rows = self.clauses.matrix[clause].transpose(0, 1)  # [S, B, O]
+        betas = torch.zeros(
+            rows.shape[0], batch.count, features.total + 1, dtype=like.dtype, device=like.device
+        )
+        places = batch.splits.to(like.device).long().abs()
+        own = batch.betas.to(like.device).transpose(0, 1)  # [S, B, D]
+        betas.scatter_(2, places.unsqueeze(0).expand_as(own), own)
+        alphas = batch.alphas.to(like.device).transpose(0, 1)  # [S, B, T]
+        return Subproblems(
+            graph=root.graph,
+            box=root.box,
+            features=root.features,
+            rows=rows.reshape(*rows.shape[:2], *root.graph.output_shape),
+            bounds=features.bounds(signs),
+            signs=features.split(signs),
+            alphas={i: a.unsqueeze(0) for i, a in features.split(alphas).items()},
+            betas=features.split(betas[..., 1:]),
+        )
+
+    def thresholds(self, batch: DomainBatch) -> Tensor:
+        """``[S, B]`` float64."""
+        return self.clauses.thresholds[batch.clause.to(self.clauses.thresholds.device)].T
+
+    def margin(self, batch: DomainBatch, lower: Tensor) -> Tensor:
+        """``[B]`` float64: the best row's bound minus its threshold; NaN counts as -inf."""
+        margins = lower.double() - self.thresholds(batch)
+        return margins.nan_to_num(nan=-torch.inf, posinf=torch.inf).amax(dim=0)
+
+    def optimize(
+        self, batch: DomainBatch, options: BetaOptions, *, stop_early: bool
+    ) -> DomainBatch:
+        """Optimise α and β of a batch; returns it with margins, slopes and multipliers renewed.
+
+        A subproblem's margin never falls below the one it came with (its parent's).
+        """
+        parts = [self._optimize_part(part, options, stop_early) for part in self.parts(batch)]
+        return DomainBatch.concatenate(parts)
+
+    def evaluate(self, batch: DomainBatch) -> Tensor:
+        """Margins ``[B]`` by one backward pass with the α and β the subproblems came with."""
+        margins = []
+        with torch.no_grad():
+            for part in self.parts(batch):
+                problem = self.subproblems(part, self.signs(part))
+                margins.append(self.margin(part, problem.lower(problem.relaxations())))
+        return torch.cat(margins)
+
+    def parts(self, batch: DomainBatch) -> list[DomainBatch]:
+        """The batch in pieces that fit into memory."""
+        size = self.part_size()
+        index = torch.arange(batch.count)
+        return [batch.select(chunk) for chunk in index.split(size)]
+
+    def part_size(self) -> int:
+        """Subproblems that fit into the memory limit at a time, at least one."""
+        limit = self.options.memory_bytes
+        if limit is None:
+            return 1 << 20
+        per_row = 4 * _COPIES * row_elements(self.root.graph, self.root.graph.output)
+        return max(1, limit // (per_row * int(self.clauses.index.shape[1])))
+
+    def _optimize_part(
+        self, batch: DomainBatch, options: BetaOptions, stop_early: bool
+    ) -> DomainBatch:
+        signs = self.signs(batch)
+        problem = self.subproblems(batch, signs)
+        thresholds = self.thresholds(batch)
+
+        def open_rows(lower: Tensor) -> Tensor:
+            proven = (lower.double() > thresholds).any(dim=0)
+            return (~proven).expand_as(lower)
+
+        best = optimize_subproblems(
+            problem, options, open_rows, self.options.out_of_time, stop_early=stop_early
+        )
+        margin = torch.maximum(self.margin(batch, best.lower).cpu(), batch.margin)
+        like = batch.alphas
+        alphas = torch.cat([best.alphas[s.activation][0] for s in self.features.spans], dim=-1)
+        table = torch.cat(
+            [
+                best.betas.get(
+                    span.activation,
+                    signs.new_zeros(alphas.shape[0], batch.count, span.count),
+                )
+                for span in self.features.spans
+            ],
+            dim=-1,
+        )
+        padded = torch.nn.functional.pad(table, (1, 0))
+        places = batch.splits.to(table.device).long().abs().unsqueeze(0)
+        betas = padded.gather(2, places.expand(table.shape[0], -1, -1))
+        return replace(
+            batch,
+            margin=margin,
+            alphas=alphas.transpose(0, 1).to(like.device),
+            betas=betas.transpose(0, 1).to(like.device),
+        )

@@ -1,0 +1,132 @@
+"""Which neuron to split next: scores from the coefficients of the last backward pass.
+
+For a neuron with pre-activation bounds l < 0 < u, let a be the coefficient of its output in the
+bound, s = u / (u - l) and t = -l u / (u - l) the chord's slope and intercept, b the constant term
+of its layer.
+
+* intercept: ``|min(a, 0) t|``, what the chord's intercept costs the bound.
+* babsr: ``|max(s a b, (s - 1) a b) + min(a, 0) t|`` (Bunel et al. 2020, arXiv 1909.06588, section
+  5.2: the estimated effect of fixing the neuron).
+
+fsb and kfsb bound both children of the best candidates and decide by what comes out (De Palma et
+al. 2021, arXiv 2104.06718; Wang et al. 2021, arXiv 2103.06624, appendix B): fsb takes candidates
+from babsr, kfsb from babsr and intercept, kfsb-intercept-only from intercept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.operators.base import AffineOperator
+from complete_verifier.bab.features import Features
+
+Evaluate = Callable[[Tensor, Tensor], Tensor]
+"""(features ``[B]``, sides ``[B]`` of +-1) -> margins ``[B]`` of the children so split."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores ``[B, T]`` of splittable features; -1 where a feature cannot be split."""
+
+    babsr: Tensor
+    intercept: Tensor
+
+
+def score(features: Features, coeffs: Mapping[int, Tensor], open_features: Tensor) -> Scores:
+    """Score every feature of every subproblem.
+
+    Args:
+        features: the numbering, with the root's bounds.
+        coeffs: per activation ``[B, N]``, the coefficients of its output in the bound of the row
+            closest to a proof.
+        open_features: ``[B, T]`` bool.
+    """
+    babsr, intercept = [], []
+    for span in features.spans:
+        bounds = features.root[span.source].flatten()
+        lower, upper = bounds.lower[0, span.index], bounds.upper[0, span.index]
+        slope = upper.clamp(min=0) / (upper.clamp(min=0) - lower.clamp(max=0)).clamp(min=1e-30)
+        own = coeffs[span.activation][:, span.index]
+        cost = own.clamp(max=0) * (-lower.clamp(max=0) * slope)
+        constant = own * _constant_term(features, span.source, span.index)
+        gain = torch.maximum(constant * slope, constant * (slope - 1))
+        babsr.append((gain + cost).abs())
+        intercept.append(cost.abs())
+    closed = ~open_features
+    return Scores(
+        torch.cat(babsr, dim=1).masked_fill(closed, -1.0),
+        torch.cat(intercept, dim=1).masked_fill(closed, -1.0),
+    )
+
+
+def candidates(scores: Scores, method: str, count: int) -> Tensor:
+    """``[B, C]`` features worth trying, best first by their own score."""
+    chosen = {
+        "fsb": (scores.babsr,),
+        "kfsb": (scores.babsr, scores.intercept),
+        "kfsb-intercept-only": (scores.intercept,),
+    }[method]
+    count = min(count, scores.babsr.shape[1])
+    return torch.cat([table.topk(count, dim=1).indices for table in chosen], dim=1)
+
+
+def choose(
+    scores: Scores,
+    method: str,
+    count: int,
+    reduceop: str,
+    evaluate: Evaluate,
+    generator: torch.Generator,
+) -> Tensor:
+    """The feature ``[B]`` each subproblem is split at; every subproblem has an open one.
+
+    Args:
+        scores: of the subproblems.
+        method: `bab.branching.method`.
+        count: candidates per score.
+        reduceop: min or max over the two children.
+        evaluate: margins of children, by one backward pass without optimisation.
+        generator: for `random`, the same on all ranks.
+    """
+    if method == "random":
+        noise = torch.rand(scores.babsr.shape, generator=generator)
+        return noise.to(scores.babsr.device).masked_fill(scores.babsr < 0, -1.0).argmax(dim=1)
+    if method == "babsr":
+        return scores.babsr.argmax(dim=1)
+    if method == "intercept":
+        return scores.intercept.argmax(dim=1)
+    tried = candidates(scores, method, count)
+    results = []
+    for feature in tried.unbind(dim=1):
+        one = evaluate(feature, torch.ones_like(feature))
+        other = evaluate(feature, -torch.ones_like(feature))
+        both = torch.minimum(one, other) if reduceop == "min" else torch.maximum(one, other)
+        is_open = scores.babsr.gather(1, feature.unsqueeze(1)).squeeze(1) >= 0
+        results.append(both.masked_fill(~is_open | both.isnan(), -torch.inf))
+    best = torch.stack(results, dim=1).argmax(dim=1, keepdim=True)
+    picked = tried.gather(1, best).squeeze(1)
+    usable = scores.babsr.gather(1, picked.unsqueeze(1)).squeeze(1) >= 0
+    return torch.where(usable, picked, scores.babsr.argmax(dim=1))
+
+
+def several(scores: Scores, first: Tensor, count: int) -> Tensor:
+    """``[B, count]`` distinct features: the one chosen, then the best others by babsr."""
+    if count == 1:
+        return first.unsqueeze(1)
+    rest = scores.babsr.scatter(1, first.unsqueeze(1), -torch.inf)
+    return torch.cat([first.unsqueeze(1), rest.topk(count - 1, dim=1).indices], dim=1)
+
+
+def _constant_term(features: Features, node: int, index: Tensor) -> Tensor:
+    """The constant of an affine layer's neurons; zero where the layer is something else."""
+    operator = features.graph.nodes[node].operator
+    offset = None
+    if isinstance(operator, AffineOperator):
+        offset = operator.offset(features.graph.weights)
+    if offset is None or operator is None:
+        return torch.zeros(index.shape[0], device=index.device)
+    return offset.expand(operator.output_shape).reshape(-1)[index]
