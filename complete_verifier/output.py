@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
+from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.attack.save import (
     counterexample_path,
     format_counterexample,
@@ -14,6 +14,7 @@ from complete_verifier.attack.save import (
 )
 from complete_verifier.instance import Outcome
 from complete_verifier.queries import Query
+from complete_verifier.results.errors import ResultError
 from complete_verifier.results.progress import Printer
 from complete_verifier.results.record import Record
 from complete_verifier.results.record_file import RecordFile
@@ -39,6 +40,7 @@ class Output:
         self._count = num_instances
         self._batch = batch
         self._printer = Printer(session.speaks)
+        self._all_written = True
         self._records: RecordFile | None = None
         self._results: ResultsFile | None = None
         if session.speaks:
@@ -46,6 +48,11 @@ class Output:
                 self._records = RecordFile(general.result_json)
             if general.results_file:
                 self._results = ResultsFile(general.results_file, batch=batch)
+
+    @property
+    def all_written(self) -> bool:
+        """Whether every file was written so far; True on ranks that write none."""
+        return self._all_written
 
     def announce(self) -> None:
         """Say what runs where, and which keys have no effect."""
@@ -67,18 +74,22 @@ class Output:
             )
 
     def add(self, number: int, query: Query, record: Record, outcome: Outcome | None) -> Record:
-        """Write one instance's result everywhere it belongs, and say it."""
+        """Write one instance's result everywhere it belongs, and say it.
+
+        A file that can no longer be written (a full disk) costs neither the verdict nor the
+        instances still to come; see `all_written`.
+        """
         if not self._session.speaks:
             return record
         text = ""
         if outcome is not None and outcome.counterexample is not None:
             text = format_counterexample(outcome.counterexample)
-            path = self._save(query, outcome)
-            record = replace(record, counterexample=str(path))
-        if self._records is not None:
-            self._records.add(record)
-        if self._results is not None:
-            self._results.add(query.index, record, text)
+            record = replace(record, counterexample=self._save(query, outcome.counterexample))
+        records, results = self._records, self._results
+        if records is not None:
+            self._attempt(lambda: records.add(record))
+        if results is not None:
+            self._attempt(lambda: results.add(query.index, record, text))
         self._printer.line(verdict_line(number, self._count, record))
         return record
 
@@ -91,12 +102,20 @@ class Output:
                 self._printer.line(f"Results: {place.path}")
         self._printer.line(format_summary(records, indices))
 
-    def _save(self, query: Query, outcome: Outcome) -> Path:
+    def _save(self, query: Query, counterexample: Counterexample) -> str | None:
+        """Write the counterexample's file; returns its path, None if it could not be written."""
         config = self._session.config
         path = counterexample_path(config.attack.cex_path, query.index, self._count)
-        if outcome.counterexample is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_counterexample(path, outcome.counterexample)
-            if config.general.show_adv_example:
-                self._printer.line(format_counterexample(outcome.counterexample).rstrip())
-        return path
+        written = self._attempt(lambda: write_counterexample(path, counterexample))
+        if config.general.show_adv_example:
+            self._printer.line(format_counterexample(counterexample).rstrip())
+        return str(path) if written else None
+
+    def _attempt(self, write: Callable[[], None]) -> bool:
+        try:
+            write()
+        except ResultError as error:
+            logger.error("%s", error)
+            self._all_written = False
+            return False
+        return True

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_queries(session: Session) -> int:
-    """Verify every instance of the config; returns the exit code."""
+    """Verify every instance of the config; returns the exit code, 1 if a file was not written."""
     asked = queries(session.config, session.loaded.paths)
     output = Output(session, num_instances=len(asked))
     output.announce()
@@ -43,7 +43,7 @@ def run_queries(session: Session) -> int:
         finished = runner.finish(query)
         records.append(output.add(number, query, finished.record, finished.outcome))
     output.summarise(records, [query.index for query in asked])
-    return exit_code(record.verdict for record in records)
+    return exit_code(record.verdict for record in records) or int(not output.all_written)
 
 
 @dataclass(frozen=True)
