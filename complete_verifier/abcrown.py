@@ -9,13 +9,16 @@ an error or the run broke off, 2 when the config or the environment is at fault.
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
 from auto_LiRPA_patches.sharding.launch import Launch, read_launch
 from complete_verifier.config import LoadedConfig, describe_config, load_config
+from complete_verifier.logs import make_log_folder, rank_logging
 
 logger = logging.getLogger("abcrown")
 
@@ -26,6 +29,18 @@ _BROKEN = 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verifier; returns the process's exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    _show_any_letter()
+    try:
+        return _load_and_run(arguments)
+    except KeyboardInterrupt:
+        return _BROKEN  # before there was anything to interrupt: torch was being imported
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has gone. Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN
+
+
+def _load_and_run(arguments: Sequence[str]) -> int:
     launch = Launch()
     try:
         launch = read_launch()
@@ -33,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if loaded.print_config:
             _say(launch, describe_config(loaded.config, loaded.origins))
             return 0
+        if loaded.rank_logs is not None:
+            make_log_folder(loaded.rank_logs)
     except VerifierError as error:
         _complain(launch, error)
         return _BAD_INPUT
@@ -42,7 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(loaded: LoadedConfig, launch: Launch) -> int:
     # Imported here, not above: torch takes seconds, and a typo in a config should not.
     from auto_LiRPA_patches.sharding.collectives import stop
-    from complete_verifier.logs import rank_logging
     from complete_verifier.plan import print_plan
     from complete_verifier.runner import run_queries
     from complete_verifier.session import open_session
@@ -63,6 +79,8 @@ def _run(loaded: LoadedConfig, launch: Launch) -> int:
         except KeyboardInterrupt:
             _complain(launch, "interrupted; the results of finished instances are written")
             return _BROKEN
+        except BrokenPipeError:
+            raise
         except Exception:
             # The process boundary: whatever this is, it is no verdict. Each rank shows its own
             # traceback, since another rank's may look quite different.
@@ -70,6 +88,13 @@ def _run(loaded: LoadedConfig, launch: Launch) -> int:
             return _BROKEN
         finally:
             stop()
+
+
+def _show_any_letter() -> None:
+    """Let a terminal without some letter (α, or one of a path) show an escape, not end the run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _say(launch: Launch, text: str) -> None:
