@@ -112,27 +112,31 @@ def overflow_to_nan(lower: Tensor) -> Tensor:
 
 def concretize(coeffs: Tensor, box: Interval) -> Tensor:
     """``min over v in the box of coeffs . v``: ``[S, B, N]`` over ``[B, *shape]`` -> ``[S, B]``."""
-    value: Tensor = _Concretize.apply(coeffs, box.center.flatten(1), box)
+    value: Tensor = _Concretize.apply(coeffs, box)
     return value
 
 
 class _Concretize(torch.autograd.Function):
-    """``min over the box of A x`` = A . center - |A| . radius; keeps one bit per element."""
+    """``min over the box of A x`` = max(A, 0) . lower + min(A, 0) . upper; keeps a bit per element.
+
+    Taken at the corner itself: A . center - |A| . radius rounds the box inwards, and a functional
+    that is one input would not even keep that input's bound.
+    """
 
     @staticmethod
-    def forward(ctx: Any, coeffs: Tensor, center: Tensor, box: Interval) -> Tensor:
-        radius = box.radius.flatten(1)
+    def forward(ctx: Any, coeffs: Tensor, box: Interval) -> Tensor:
+        lower, upper = box.lower.flatten(1), box.upper.flatten(1)
         ctx.box = box
         if coeffs.requires_grad or ctx.needs_input_grad[0]:
             ctx.save_for_backward(coeffs > 0)
-        return _row_dot(coeffs, center) - _row_dot(coeffs.abs(), radius)
+        return _row_dot(coeffs.clamp(min=0), lower) + _row_dot(coeffs.clamp(max=0), upper)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (positive,) = ctx.saved_tensors
         box: Interval = ctx.box
         corner = torch.where(positive, box.lower.flatten(1), box.upper.flatten(1))
-        return corner.mul_(grads[0].unsqueeze(-1)), None, None
+        return corner.mul_(grads[0].unsqueeze(-1)), None
 
 
 def _row_dot(coeffs: Tensor, vector: Tensor) -> Tensor:
