@@ -1,0 +1,293 @@
+"""Bound many input boxes at once and say what follows for the clauses.
+
+Shape letters: B boxes, I inputs (flat), S functionals, K constraints, C clauses.
+
+Boxes are bounded in tiles small enough that the coefficients of a backward pass stay in the
+processor's cache: for the small networks that input splitting is good at, passes over memory are
+what the time goes to otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.alpha import optimize_alpha
+from auto_LiRPA_patches.engine.backward import lower_bounds
+from auto_LiRPA_patches.engine.options import BoundOptions, never
+from auto_LiRPA_patches.engine.relaxations import Relaxations
+from auto_LiRPA_patches.engine.rows import SpecRows
+from auto_LiRPA_patches.engine.schedule import crown_relaxations, interval_rows
+from auto_LiRPA_patches.errors import NonFiniteBoundError
+from auto_LiRPA_patches.operators.base import num_elements
+from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bab.input_pool import Boxes
+from complete_verifier.bab.input_settings import InputSplitSettings
+from complete_verifier.bounds.output_rows import OutputRows
+from complete_verifier.model.network import Network
+
+# Coefficient elements of a tile on the CPU: two such float32 tensors fit into 1 MiB of cache.
+_TILE_ELEMENTS = 1 << 17
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Boxes with new margins, excluded clauses and scores, and where to look for a violation.
+
+    Attributes:
+        boxes: B boxes.
+        corners: ``[B, I]`` the corner of each box where the bound of the constraint that a split
+            should improve is attained.
+    """
+
+    boxes: Boxes
+    corners: Tensor
+
+    def select(self, index: Tensor) -> Bounded:
+        """The boxes at ``index``."""
+        return Bounded(self.boxes.select(index), self.corners[index])
+
+    @staticmethod
+    def concatenate(parts: list[Bounded]) -> Bounded:
+        """All boxes of at least one part, in order."""
+        return Bounded(
+            Boxes.concatenate([part.boxes for part in parts]),
+            torch.cat([part.corners for part in parts]),
+        )
+
+
+class InputBounds:
+    """Bounds of one region's functionals over boxes inside it."""
+
+    def __init__(
+        self,
+        network: Network,
+        rows: OutputRows,
+        root: Interval,
+        options: BoundOptions,
+        settings: InputSplitSettings,
+        threshold: float,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            rows: functionals and constraints; every clause has at least one.
+            root: the region, ``[1, *input_shape]``.
+            options: cut and sparsity. The clock is not asked here: a round is bounded or not.
+            settings: method.
+            threshold: margin a proof must exceed.
+        """
+        self.graph = network.graph
+        self.rows = rows
+        self.settings = settings
+        self.threshold = threshold
+        self.options = replace(
+            options,
+            intermediate="ibp" if settings.bounding in ("ibp", "crown-ibp") else "crown",
+            out_of_time=never,
+            progress=None,
+        )
+        like = root.lower
+        self.matrix = rows.matrix(like)
+        self.root_width = (root.upper - root.lower).flatten()
+        self.slack = torch.from_numpy(self._rounding(root)).to(like.device)
+        self.row_of = torch.from_numpy(rows.row_of).to(like.device)
+        self.clause_of = torch.from_numpy(rows.clause_of).to(like.device)
+        self.rhs = torch.from_numpy(rows.rhs).to(like.device)
+        self.strict = torch.from_numpy(rows.strict).to(like.device)
+
+    @property
+    def tile(self) -> int:
+        """Boxes bounded together."""
+        if self.matrix.device.type != "cpu":
+            return 1 << 30
+        widths = [num_elements(self.graph.nodes[node].shape) for node in self.graph.bounded]
+        widest = max(num_elements(node.shape) for node in self.graph.nodes)
+        rows = max([self.rows.num_rows, *(2 * width for width in widths)])
+        return max(16, _TILE_ELEMENTS // (rows * widest))
+
+    def bound(self, boxes: Boxes) -> Bounded:
+        """Bound boxes; what was known of them stays known.
+
+        Returns:
+            The same boxes in the same order. A bound that is not finite excludes nothing.
+
+        Raises:
+            SoundnessError: bounds cross by more than rounding.
+        """
+        with torch.no_grad():
+            return Bounded.concatenate([self._tile(part) for part in _cut(boxes, self.tile)])
+
+    def _tile(self, boxes: Boxes) -> Bounded:
+        try:
+            return self._finite_tile(boxes)
+        except NonFiniteBoundError:
+            if boxes.count == 1:
+                return self._unbounded(boxes)
+        # One box whose bounds overflow must not take its neighbours' bounds away.
+        half = (boxes.count + 1) // 2
+        return Bounded.concatenate([self._tile(part) for part in _cut(boxes, half)])
+
+    def _finite_tile(self, boxes: Boxes) -> Bounded:
+        state = self._relaxations(boxes)
+        wanted = self._wanted_rows(boxes)
+        lower, coeffs = self._functionals(state, wanted)
+        bounded = self._conclude(boxes, lower, coeffs)
+        if self.settings.bounding != "alpha-crown" or self.settings.alpha.iterations == 0:
+            return bounded
+        still = bounded.boxes.is_open.nonzero().squeeze(1)
+        if still.numel() == 0:
+            return bounded
+        return self._improve(state, bounded, lower, coeffs, still)
+
+    def _relaxations(self, boxes: Boxes) -> Relaxations:
+        shape = (boxes.count, *self.graph.input_shape)
+        box = Interval(boxes.lower.view(shape), boxes.upper.view(shape))
+        if self.settings.bounding == "ibp":
+            return Relaxations(self.graph, box)
+        return crown_relaxations(self.graph, box, self.options)
+
+    def _wanted_rows(self, boxes: Boxes) -> Tensor:
+        """``[S']`` functionals that some open clause of some box uses."""
+        in_use = ~boxes.excluded.all(dim=0)
+        wanted = torch.zeros(self.rows.num_rows, dtype=torch.bool, device=in_use.device)
+        wanted[self.row_of[in_use[self.clause_of]]] = True
+        return wanted.nonzero().squeeze(1)
+
+    def _functionals(self, state: Relaxations, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower bounds ``[S, B]`` and input coefficients ``[S, B, I]`` of the wanted functionals.
+
+        The others get -inf and 0.
+        """
+        batch = state.box.lower.shape[0]
+        rows = SpecRows(self.matrix[wanted].view(-1, *self.graph.output_shape))
+        lower = self.slack.new_full((self.rows.num_rows, batch), -torch.inf)
+        coeffs = self.matrix.new_zeros(self.rows.num_rows, batch, self.root_width.shape[0])
+        if self.settings.bounding != "ibp":
+            found: list[Tensor] = []
+
+            def observe(index: int, tensor: Tensor) -> None:
+                if index == 0:
+                    found.append(tensor.flatten(2))
+
+            own = lower_bounds(
+                self.graph,
+                state.box,
+                self.graph.output,
+                rows,
+                lambda index: state.lines(index, None),
+                observe,
+            )
+            lower[wanted] = own.double()
+            coeffs[wanted] = found[0] if found else coeffs[wanted]
+        if self.settings.bounding == "ibp" or self.settings.ibp_enhancement:
+            interval = interval_rows(state, rows).double()
+            lower[wanted] = torch.fmax(lower[wanted], interval)
+        return lower, coeffs
+
+    def _conclude(self, boxes: Boxes, lower: Tensor, coeffs: Tensor) -> Bounded:
+        """Margins, excluded clauses, scores and corners from the functionals' bounds."""
+        lower = torch.nan_to_num(
+            lower - self.slack[:, None], nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf
+        )
+        margins = lower.T[:, self.row_of] - self.rhs  # [B, K]
+        impossible = (margins > self.threshold) | (self.strict & (margins >= self.threshold))
+        places = self.clause_of.expand_as(margins)
+        found = torch.zeros_like(boxes.excluded, dtype=torch.float64)
+        found.scatter_reduce_(1, places, impossible.double(), "amax")
+        excluded = boxes.excluded | (found > 0)
+        best = torch.full_like(found, -torch.inf).scatter_reduce_(1, places, margins, "amax")
+        margin = best.masked_fill(excluded, torch.inf).amin(dim=1)
+        if self.settings.compare_with_old_bounds:
+            margin = torch.maximum(margin, boxes.margin)
+        score, corners = self._branching(boxes, margins, excluded, coeffs)
+        return Bounded(replace(boxes, margin=margin, excluded=excluded, score=score), corners)
+
+    def _branching(
+        self, boxes: Boxes, margins: Tensor, excluded: Tensor, coeffs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scores ``[B, I]`` and corners ``[B, I]``.
+
+        Halving input i raises the bound's plane by |coefficient| * width / 2 in one half. Among
+        the constraints of open clauses the one counts whose bound a split can bring highest.
+        """
+        settings = self.settings
+        width = boxes.upper - boxes.lower
+        naive = torch.nan_to_num(width / self.root_width, nan=0.0, posinf=0.0)
+        plane = coeffs.transpose(0, 1)[:, self.row_of]  # [B, K, I]
+        gain = plane.abs().clamp(min=settings.sb_coeff_thresh) * (width / 2).unsqueeze(1)
+        idle = excluded[:, self.clause_of]
+        reach = gain.amax(dim=2) + settings.sb_margin_weight * margins.to(gain.dtype)
+        chosen = reach.masked_fill(idle, -torch.inf).argmax(dim=1)
+        index = chosen[:, None, None].expand(-1, 1, plane.shape[2])
+        corners = torch.where(plane.gather(1, index)[:, 0] >= 0, boxes.lower, boxes.upper)
+        if settings.heuristic == "naive":
+            return naive, corners
+        if settings.sb_sum:
+            smart = gain.masked_fill(idle.unsqueeze(2), 0.0).sum(dim=1)
+        else:
+            smart = gain.gather(1, index)[:, 0]
+        usable = torch.isfinite(smart).all(dim=1, keepdim=True)
+        return torch.where(usable, smart, naive), corners
+
+    def _improve(
+        self, state: Relaxations, bounded: Bounded, lower: Tensor, coeffs: Tensor, still: Tensor
+    ) -> Bounded:
+        """α-CROWN on the boxes of ``still``."""
+        part = bounded.select(still)
+        wanted = self._wanted_rows(part.boxes)
+        start = Relaxations(
+            self.graph,
+            Interval(state.box.lower[still], state.box.upper[still]),
+            state.features,
+        )
+        for node in self.graph.bounded:
+            known = state.bounds[node]
+            start.set_bounds(node, Interval(known.lower[still], known.upper[still]))
+        result = optimize_alpha(
+            start,
+            SpecRows(self.matrix[wanted].view(-1, *self.graph.output_shape)),
+            lambda bounds: torch.ones_like(bounds, dtype=torch.bool),
+            self.options,
+            self.settings.alpha,
+        )
+        better = lower[:, still]
+        better[wanted] = torch.fmax(better[wanted], result.lower.double())
+        improved = self._conclude(part.boxes, better, coeffs[:, still])
+        boxes = bounded.boxes
+        return Bounded(
+            replace(
+                boxes,
+                margin=boxes.margin.index_copy(0, still, improved.boxes.margin),
+                excluded=boxes.excluded.index_copy(0, still, improved.boxes.excluded),
+                score=boxes.score.index_copy(0, still, improved.boxes.score),
+            ),
+            bounded.corners.index_copy(0, still, improved.corners),
+        )
+
+    def _unbounded(self, boxes: Boxes) -> Bounded:
+        """Boxes of which no bound is known: the widest input is split, the centre tried."""
+        width = boxes.upper - boxes.lower
+        naive = torch.nan_to_num(width / self.root_width, nan=0.0, posinf=0.0)
+        return Bounded(replace(boxes, score=naive), boxes.lower / 2 + boxes.upper / 2)
+
+    def _rounding(self, root: Interval) -> np.ndarray:
+        """``[S]`` float64: how far rounding the functionals' coefficients can move them."""
+        output = Relaxations(self.graph, root).interval(self.graph.output)
+        largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
+        return self.rows.rounding(self.matrix, largest.double().cpu().numpy())
+
+
+def _cut(boxes: Boxes, size: int) -> list[Boxes]:
+    """`boxes` in runs of `size`."""
+    places = torch.arange(boxes.count, device=boxes.path.device)
+    if boxes.count <= size:
+        return [boxes]
+    return [
+        boxes.select(part)
+        for part in places.split(math.ceil(boxes.count / math.ceil(boxes.count / size)))
+    ]

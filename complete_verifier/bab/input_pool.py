@@ -1,0 +1,231 @@
+"""The pool of open input boxes: one slab per attribute, no object per subproblem.
+
+Shape letters: B boxes, I inputs (flat), C clauses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """B subproblems: input boxes with what is known of them.
+
+    Attributes:
+        lower, upper: ``[B, I]`` in the network's precision.
+        score: ``[B, I]`` what halving each input promises; only its order matters.
+        margin: ``[B]`` float64: every point's margin of every open clause is at least this.
+        path: ``[B]`` int64, position in the tree: the side of split k = 0, 1, … is bit 61 - k.
+            Neighbours in the tree are neighbours in this order; unique down to 62 splits.
+        depth: ``[B]`` int32, number of splits.
+        excluded: ``[B, C]`` bool, clauses no point of the box satisfies.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    score: Tensor
+    margin: Tensor
+    path: Tensor
+    depth: Tensor
+    excluded: Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of boxes B."""
+        return int(self.path.shape[0])
+
+    @property
+    def is_open(self) -> Tensor:
+        """``[B]`` bool: some clause is not excluded."""
+        return ~self.excluded.all(dim=1)
+
+    @property
+    def splittable(self) -> Tensor:
+        """``[B, I]`` bool: some number lies strictly between the input's ends."""
+        middle = midpoint(self.lower, self.upper)
+        return (self.lower < middle) & (middle < self.upper)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(getattr(self, name).nbytes for name in _FIELDS)
+
+    def select(self, index: Tensor) -> Boxes:
+        """The boxes at ``index``: positions, or a mask ``[B]``."""
+        return Boxes(*(getattr(self, name)[index] for name in _FIELDS))
+
+    @staticmethod
+    def concatenate(parts: list[Boxes]) -> Boxes:
+        """All boxes of at least one part, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return Boxes(*(torch.cat([getattr(part, name) for part in parts]) for name in _FIELDS))
+
+
+_FIELDS = ("lower", "upper", "score", "margin", "path", "depth", "excluded")
+
+
+def midpoint(lower: Tensor, upper: Tensor) -> Tensor:
+    """A number of the same precision in ``[lower, upper]``, near the middle; never overflows."""
+    middle = lower / 2 + upper / 2
+    # Halving loses the last bit of a subnormal number.
+    return torch.minimum(torch.maximum(middle, lower), upper)
+
+
+def root_boxes(lower: Tensor, upper: Tensor, excluded: Tensor) -> Boxes:
+    """The whole region as one subproblem.
+
+    Args:
+        lower, upper: ``[I]``.
+        excluded: ``[C]``.
+    """
+    return Boxes(
+        lower=lower.unsqueeze(0),
+        upper=upper.unsqueeze(0),
+        score=(upper - lower).unsqueeze(0),
+        margin=torch.full((1,), -torch.inf, dtype=torch.float64, device=lower.device),
+        path=torch.zeros(1, dtype=torch.int64, device=lower.device),
+        depth=torch.zeros(1, dtype=torch.int32, device=lower.device),
+        excluded=excluded.unsqueeze(0),
+    )
+
+
+def halve(parents: Boxes, dims: Tensor) -> Boxes:
+    """Both halves of every box, siblings beside each other.
+
+    Args:
+        parents: B boxes.
+        dims: ``[B]`` the input each is split at; must be splittable.
+
+    Returns:
+        2 B boxes. Siblings share the splitting point, so their union is the parent. They inherit
+        margin and excluded clauses; the score of the input just split is halved.
+    """
+    column = dims.unsqueeze(1)
+    low, high = parents.lower.gather(1, column), parents.upper.gather(1, column)
+    middle = midpoint(low, high)
+    score = parents.score.scatter(1, column, parents.score.gather(1, column) / 2)
+    step = torch.ones_like(parents.path) << (61 - parents.depth.long()).clamp(min=0)
+    step = torch.where(parents.depth < 62, step, torch.zeros_like(step))
+
+    def pair(first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack([first, second], dim=1).flatten(0, 1)
+
+    return Boxes(
+        lower=pair(parents.lower, parents.lower.scatter(1, column, middle)),
+        upper=pair(parents.upper.scatter(1, column, middle), parents.upper),
+        score=pair(score, score),
+        margin=pair(parents.margin, parents.margin),
+        path=pair(parents.path, parents.path + step),
+        depth=pair(parents.depth + 1, parents.depth + 1),
+        excluded=pair(parents.excluded, parents.excluded),
+    )
+
+
+class BoxPool:
+    """Open boxes in a total order: margin, then path.
+
+    The live boxes fill the front of the slabs in no order; the order is made when boxes are
+    taken, by one partial selection over the margins. Adding and taking cost a few tensor
+    operations, whatever the number of boxes. Slabs grow by half.
+    """
+
+    def __init__(self, *, worst_first: bool = True) -> None:
+        """Create an empty pool.
+
+        Args:
+            worst_first: take the smallest margins first (`breadth_first`); otherwise the deepest
+                boxes, and among those the smallest margins (`depth_first`).
+        """
+        self._worst_first = worst_first
+        self._slabs: Boxes | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the slabs, room for growth included."""
+        return 0 if self._slabs is None else self._slabs.num_bytes
+
+    @property
+    def worst_margin(self) -> float:
+        """The smallest margin of an open box; +inf when none is open."""
+        if self._slabs is None or self._count == 0:
+            return float("inf")
+        return float(self._slabs.margin[: self._count].min())
+
+    def add(self, boxes: Boxes) -> None:
+        """Put boxes in."""
+        if boxes.count == 0:
+            return
+        slabs = self._reserve(boxes)
+        for name in _FIELDS:
+            getattr(slabs, name)[self._count : self._count + boxes.count] = getattr(boxes, name)
+        self._count += boxes.count
+
+    def take(self, count: int) -> Boxes:
+        """Take out up to `count` boxes, first in order first.
+
+        Raises:
+            ValueError: the pool was never filled.
+        """
+        if self._slabs is None:
+            raise ValueError("the pool is empty")
+        count = min(count, self._count)
+        chosen = self._first(self._slabs, count)
+        taken = self._slabs.select(chosen)
+        self._fill_holes(self._slabs, chosen)
+        self._count -= count
+        return taken
+
+    def _first(self, slabs: Boxes, count: int) -> Tensor:
+        """Positions of the first `count` boxes in order."""
+        margin = slabs.margin[: self._count]
+        key = margin if self._worst_first else -slabs.depth[: self._count].double()
+        candidates = torch.arange(self._count, device=key.device)
+        if count < self._count:
+            bound = key.kthvalue(max(count, 1)).values
+            candidates = candidates[key <= bound]  # more than `count` where keys are equal
+        order = np.lexsort(
+            (
+                slabs.path[candidates].cpu().numpy(),
+                margin[candidates].cpu().numpy(),
+                key[candidates].cpu().numpy(),
+            )
+        )
+        return candidates[torch.from_numpy(order[:count]).to(candidates.device)]
+
+    def _fill_holes(self, slabs: Boxes, holes: Tensor) -> None:
+        """Move the last live boxes to the places of the taken ones."""
+        left = self._count - holes.shape[0]
+        is_hole = torch.zeros(self._count, dtype=torch.bool, device=holes.device)
+        is_hole[holes] = True
+        movers = left + (~is_hole[left:]).nonzero().squeeze(1)
+        places = is_hole[:left].nonzero().squeeze(1)
+        for name in _FIELDS:
+            slab = getattr(slabs, name)
+            slab[places] = slab[movers]
+
+    def _reserve(self, boxes: Boxes) -> Boxes:
+        """Slabs with room for `boxes` behind the live ones."""
+        capacity = 0 if self._slabs is None else self._slabs.count
+        missing = self._count + boxes.count - capacity
+        if self._slabs is not None and missing <= 0:
+            return self._slabs
+        grown = max(missing, capacity // 2)
+        tensors = []
+        for name in _FIELDS:
+            like = getattr(boxes, name)
+            slab = like.new_empty(capacity + grown, *like.shape[1:])
+            if self._slabs is not None:
+                slab[: self._count] = getattr(self._slabs, name)[: self._count]
+            tensors.append(slab)
+        self._slabs = Boxes(*tensors)
+        return self._slabs
