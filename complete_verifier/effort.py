@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from complete_verifier.attack.settings import AttackSettings, LossMode, StartMode
+from complete_verifier.bab.context import BabSettings
+from complete_verifier.bab.settings import bab_settings
 from complete_verifier.bounds.settings import BoundSettings, bound_settings
 from complete_verifier.config import Config
 
@@ -16,14 +18,19 @@ class Effort:
     Attributes:
         order: `attack.pgd_order`: before, after or skip.
         attack: budget of the attack.
-        bounds: method and effort of the bounds; None when incomplete verification is off.
+        bounds: method and effort of the bounds; also of the root where branching starts.
+        incomplete: whether bounds may decide before branching
+            (`general.enable_incomplete_verification`).
+        branching: effort of branch and bound; None for `complete_verifier: skip`.
         alpha_share: fraction of the time left that bounds may take (`alpha-crown.max_time`).
         seed: of the attack, the same for every instance.
     """
 
     order: str
     attack: AttackSettings
-    bounds: BoundSettings | None
+    bounds: BoundSettings
+    incomplete: bool
+    branching: BabSettings | None
     alpha_share: float
     seed: int
 
@@ -46,7 +53,9 @@ def effort(config: Config) -> Effort:
             loss_mode=LossMode(attack.pgd_loss_mode or "hinge"),
             start_mode=StartMode.DIVERSIFIED if diversified else StartMode.MIXED,
         ),
-        bounds=bound_settings(config) if config.general.enable_incomplete_verification else None,
+        bounds=bound_settings(config),
+        incomplete=config.general.enable_incomplete_verification,
+        branching=None if config.general.complete_verifier == "skip" else bab_settings(config),
         alpha_share=config.solver.alpha_crown.max_time,
         seed=config.general.seed,
     )

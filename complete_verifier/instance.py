@@ -1,4 +1,4 @@
-"""Verify one instance: attack, then bounds, region by region."""
+"""Verify one instance: attack, bounds, branch and bound, region by region."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 from auto_LiRPA_patches.errors import NonFiniteBoundError
 from complete_verifier.attack.counterexample import Counterexample, confirm
 from complete_verifier.attack.search import attack_specification
+from complete_verifier.bab.activation import activation_branch_and_bound
+from complete_verifier.bab.context import BabContext
+from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bounds.incomplete import RegionBounds, verify_region
 from complete_verifier.bounds.memory import memory_limit
 from complete_verifier.bounds.settings import BoundSettings
@@ -17,6 +20,7 @@ from complete_verifier.clock import Clock
 from complete_verifier.effort import Effort
 from complete_verifier.model.network import Network
 from complete_verifier.model.replay import run_onnx
+from complete_verifier.results.record import BranchAndBound
 from complete_verifier.results.verdict import Verdict
 from complete_verifier.session import Session
 from complete_verifier.specification import Region, Specification
@@ -31,7 +35,8 @@ class Outcome:
         reason: why, in one sentence.
         counterexample: confirmed, for `sat`.
         regions: what bounds found, per region worked on.
-        attack_seconds, bound_seconds: wall time of the phases.
+        attack_seconds, bound_seconds, bab_seconds: wall time of the phases.
+        bab: branch and bound of the regions that needed it, summed up.
     """
 
     verdict: Verdict
@@ -40,6 +45,8 @@ class Outcome:
     regions: tuple[RegionBounds, ...] = ()
     attack_seconds: float = 0.0
     bound_seconds: float = 0.0
+    bab_seconds: float = 0.0
+    bab: BranchAndBound = BranchAndBound()
 
 
 class InstanceRun:
@@ -65,7 +72,7 @@ class InstanceRun:
         """Attack and bound in the configured order; the first decision ends the instance."""
         found = Outcome(Verdict.UNKNOWN, "bounds leave the property open")
         phases = {"before": (self._attack, self._bound), "after": (self._bound, self._attack)}
-        for phase in phases.get(self._effort.order, (self._bound,)):
+        for phase in (*phases.get(self._effort.order, (self._bound,)), self._branch):
             found = phase(found)
             if found.verdict is not Verdict.UNKNOWN:
                 return found
@@ -105,12 +112,12 @@ class InstanceRun:
         return agreed
 
     def _bound(self, found: Outcome) -> Outcome:
-        if self._effort.bounds is None:
+        if not self._effort.incomplete and self._effort.branching is None:
             return replace(found, reason="incomplete verification is turned off")
         start = self._clock.seconds()
         settings = self._bound_settings(self._effort.bounds)
         regions: list[RegionBounds] = []
-        verdict, reason = Verdict.UNSAT, "bounds exclude every violation"
+        verdict, reason, first_open = Verdict.UNSAT, "bounds exclude every violation", ""
         for number, region in enumerate(self._specification.regions):
             try:
                 bounds = verify_region(self._network, region, settings)
@@ -120,17 +127,62 @@ class InstanceRun:
                 reason = reason if bounds.proven else self._open_reason(bounds, number)
             regions.append(bounds)
             if not bounds.proven:
-                verdict = Verdict.UNKNOWN
-                break
+                verdict, first_open = Verdict.UNKNOWN, first_open or reason
+                if self._effort.branching is None:
+                    break
         seconds = self._clock.seconds() - start
         return replace(
-            found, verdict=verdict, reason=reason, regions=tuple(regions), bound_seconds=seconds
+            found,
+            verdict=verdict,
+            reason=first_open or reason,
+            regions=tuple(regions),
+            bound_seconds=seconds,
         )
 
-    def _bound_settings(self, settings: BoundSettings) -> BoundSettings:
+    def _branch(self, found: Outcome) -> Outcome:
+        """Branch and bound on each region that bounds left open."""
+        settings = self._effort.branching
+        if settings is None:
+            return found
+        start = self._clock.seconds()
+        context = self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds
+        total = BranchAndBound()
+        for region, bounds in zip(self._specification.regions, found.regions, strict=False):
+            if bounds.proven:
+                continue
+            if bounds.root is None:
+                return replace(found, bab=total, bab_seconds=self._clock.seconds() - start)
+            outcome = activation_branch_and_bound(
+                bounds.root,
+                BabContext(
+                    network=self._network, region=region, bounds=context, confirm=self._confirm
+                ),
+                settings,
+            )
+            total = _added(total, outcome)
+            found = replace(found, bab=total, bab_seconds=self._clock.seconds() - start)
+            if outcome.ending is Ending.VIOLATED:
+                return replace(
+                    found,
+                    verdict=Verdict.SAT,
+                    reason="counterexample found in branch and bound, replayed with onnxruntime",
+                    counterexample=outcome.counterexample,
+                )
+            if outcome.ending is not Ending.PROVEN:
+                return replace(found, reason=f"branch and bound ended: {outcome.reason}")
+        return replace(
+            found,
+            verdict=Verdict.UNSAT,
+            reason=f"branch and bound, {total.domains_visited} subproblems",
+        )
+
+    def _bound_settings(
+        self, settings: BoundSettings, alpha_share: float | None = None
+    ) -> BoundSettings:
         clock = self._clock
-        if settings.method == "alpha-crown" and self._effort.alpha_share < 1.0:
-            clock = clock.portion(self._effort.alpha_share)
+        share = self._effort.alpha_share if alpha_share is None else alpha_share
+        if settings.method == "alpha-crown" and share < 1.0:
+            clock = clock.portion(share)
         limit = memory_limit(
             self._session.device, self._session.launch.local_world_size, self._session.ranks.world
         )
@@ -160,3 +212,13 @@ def _sat_reason(counterexample: Counterexample) -> str:
     if rounded:
         reason += f"; {rounded} inputs fixed to numbers no float32 equals were rounded"
     return reason
+
+
+def _added(total: BranchAndBound, outcome: BabOutcome) -> BranchAndBound:
+    """The counters of all regions so far; the lower bound is that of the last one worked on."""
+    return BranchAndBound(
+        rounds=total.rounds + outcome.rounds,
+        domains_visited=total.domains_visited + outcome.domains_visited,
+        domains_left=total.domains_left + outcome.domains_left,
+        lower_bound=outcome.lower_bound,
+    )

@@ -7,7 +7,7 @@ never becomes part of a proof. The program's minimiser is returned for the other
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
@@ -23,8 +23,28 @@ from complete_verifier.bab.pool import DomainBatch
 _RAY_SCALES = (1.0, 1e3, 1e6)
 
 
+@dataclass(frozen=True, eq=False)
+class _Program:
+    """``min t`` with ``t >= rows_r . x + constant_r`` and ``splits x >= limits`` over the box.
+
+    Attributes:
+        rows: ``[S, I]`` float64; on the leaf, a clause's functionals as functions of the input.
+        constants: ``[S]``, their constants minus their thresholds.
+        splits: ``[C, I]``, one row per split neuron in the order of `_splits`.
+        limits: ``[C]``.
+    """
+
+    rows: np.ndarray
+    constants: np.ndarray
+    splits: np.ndarray
+    limits: np.ndarray
+
+
 def decide_leaf(bounding: Bounding, leaf: DomainBatch) -> tuple[bool, np.ndarray]:
     """Try to exclude one leaf exactly.
+
+    A clause of several rows can be impossible although each row alone can be met; the program's
+    multipliers then combine the rows into one functional that cannot be.
 
     Args:
         bounding: the region's.
@@ -34,115 +54,138 @@ def decide_leaf(bounding: Bounding, leaf: DomainBatch) -> tuple[bool, np.ndarray
         Whether it is excluded, and ``[n, num_inputs]`` inputs worth trying as counterexamples.
     """
     problem = bounding.subproblems(leaf, bounding.signs(leaf))
-    points = []
-    for row in range(problem.rows.shape[0]):
-        solved = _solve(problem, row)
-        if solved is None:
-            continue
-        multipliers, point = solved
-        if _excluded(bounding, leaf, problem, row, multipliers):
-            return True, np.zeros((0, 0))
-        if point is not None:
-            points.append(point)
-    width = int(np.prod(problem.graph.input_shape))
-    return False, np.stack(points) if points else np.zeros((0, width))
+    thresholds = bounding.thresholds(leaf)[:, 0].cpu().numpy()
+    program = _program(problem, thresholds)
+    nowhere = np.zeros((0, program.rows.shape[1]))
+    solved = _solve(problem, program)
+    if solved is None:
+        return False, nowhere
+    duals, point = solved
+    for weights, multipliers in duals:
+        if _excluded(problem, thresholds, weights, multipliers):
+            return True, nowhere
+    return False, nowhere if point is None else point[None]
 
 
 def _excluded(
-    bounding: Bounding,
-    leaf: DomainBatch,
-    problem: Subproblems,
-    row: int,
-    multipliers: list[np.ndarray],
+    problem: Subproblems, thresholds: np.ndarray, weights: np.ndarray, multipliers: np.ndarray
 ) -> bool:
+    """Whether ``weights . rows``, with these multipliers as β, exceeds its threshold for sure."""
     like = problem.rows
-    for values in multipliers:
-        table = like.new_zeros(like.shape[0], 1, bounding.features.total)
-        places = leaf.splits[0].long().abs()
-        used = places[places > 0] - 1
-        table[row, 0, used.to(like.device)] = torch.from_numpy(values).to(like)
-        tried = replace(problem, betas=bounding.features.split(table))
-        with torch.no_grad():
-            lower = tried.lower(tried.relaxations())
-        if float(bounding.margin(leaf, lower)[0]) > 0:
-            return True
-    return False
+    rows = like[:, 0].flatten(1).double().cpu().numpy()
+    exact = weights @ rows
+    mixed = torch.from_numpy(exact).to(like)
+    betas, start = {}, 0
+    for index, chosen in _splits(problem):
+        betas[index] = like.new_zeros(1, *problem.signs[index].shape)
+        own = torch.from_numpy(multipliers[start : start + len(chosen)])
+        betas[index][0, 0, chosen] = own.to(like)
+        start += len(chosen)
+    tried = replace(
+        problem,
+        rows=mixed.view(1, 1, *problem.graph.output_shape),
+        alphas={index: alpha[:, :1] for index, alpha in problem.alphas.items()},
+        betas=betas,
+    )
+    with torch.no_grad():
+        state = tried.relaxations()
+        lower = float(tried.lower(state)[0, 0])
+        output = state.interval(problem.graph.output)
+    largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
+    # The functional was rounded to the bounds' precision; what that moved is taken off.
+    moved = np.abs(exact - mixed.double().cpu().numpy()) @ largest.double().cpu().numpy()
+    return bool(lower - moved > weights @ thresholds)
 
 
-def _solve(problem: Subproblems, row: int) -> tuple[list[np.ndarray], np.ndarray | None] | None:
-    """Multipliers of the split constraints to try, and the minimiser where there is one."""
-    cost, matrix, limits = _program(problem, row)
-    lower = problem.box.lower.flatten().double().cpu().numpy()
-    upper = problem.box.upper.flatten().double().cpu().numpy()
+def _solve(
+    problem: Subproblems, program: _Program
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray | None] | None:
+    """Weights of the rows with multipliers of the splits to try, and the minimiser if any."""
     solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
+    solver.silent()
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("presolve", "off")  # so that infeasibility comes with a certificate
-    solver.passModel(_model(cost, matrix, limits, lower, upper))
+    solver.passModel(_model(problem, program))
     solver.run()
-    status = solver.getModelStatus()
+    status, count = solver.getModelStatus(), len(program.constants)
     if status == highspy.HighsModelStatus.kOptimal:
         solution = solver.getSolution()
-        return [np.maximum(np.array(solution.row_dual), 0.0)], np.array(solution.col_value)
+        duals = np.maximum(np.array(solution.row_dual), 0.0)
+        weights = duals[:count] / max(float(duals[:count].sum()), 1e-30)
+        return [(weights, duals[count:])], np.array(solution.col_value)[:-1]
     if status == highspy.HighsModelStatus.kInfeasible:
         _, has_ray, ray = solver.getDualRay()
         if has_ray:
-            direction = np.maximum(np.array(ray), 0.0)
-            flipped = np.maximum(-np.array(ray), 0.0)
-            return [scale * ray for ray in (direction, flipped) for scale in _RAY_SCALES], None
+            even = np.full(count, 1.0 / count)
+            sides = [np.maximum(sign * np.array(ray)[count:], 0.0) for sign in (1.0, -1.0)]
+            return [(even, scale * side) for side in sides for scale in _RAY_SCALES], None
     return None
 
 
-def _program(problem: Subproblems, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``min cost . x`` subject to ``matrix x >= limits``: one constraint per split, in order."""
+def _program(problem: Subproblems, thresholds: np.ndarray) -> _Program:
     state = problem.relaxations()
     graph, box = problem.graph, problem.box
-
-    def lines_at(index: int) -> object:
-        return state.lines(index, problem.alphas)
-
+    width = box.lower.numel()
     with torch.no_grad():
-        rows = BatchRows(problem.rows[row : row + 1])
-        coeffs, _ = input_form(graph, box, graph.output, rows, lines_at)
-        cost = _flat(coeffs, box.lower.numel())[0]
-        blocks, limits = [], []
-        for activation, sign in problem.signs.items():
-            chosen = sign[0].nonzero().squeeze(1)
-            if not chosen.numel():
-                continue
-            source = graph.nodes[activation].inputs[0]
+        coeffs, bias = input_form(
+            graph,
+            box,
+            graph.output,
+            BatchRows(problem.rows),
+            lambda index: state.lines(index, problem.alphas),
+        )
+        rows = _flat(coeffs, problem.rows.shape[0], width)
+        constants = _constant(bias, problem.rows.shape[0]) - thresholds
+        blocks, limits = [np.zeros((0, width))], [np.zeros(0)]
+        for activation, chosen in _splits(problem):
             index = problem.features.get(activation)
             elements = chosen if index is None else index[chosen]
-            split = NeuronRows(elements, sign[0, chosen])
+            split = NeuronRows(elements, problem.signs[activation][0, chosen])
+            source = graph.nodes[activation].inputs[0]
             coeffs, bias = input_form(graph, box, source, split, lambda i: state.lines(i, None))
-            blocks.append(_flat(coeffs, box.lower.numel()))
-            constant = np.zeros(len(elements))
-            if bias is not None:
-                constant = bias[:, 0].double().cpu().numpy()
-            limits.append(-constant)
-    if not blocks:
-        return cost, np.zeros((0, cost.size)), np.zeros(0)
-    return cost, np.concatenate(blocks), np.concatenate(limits)
+            blocks.append(_flat(coeffs, len(elements), width))
+            limits.append(-_constant(bias, len(elements)))
+    return _Program(rows, constants, np.concatenate(blocks), np.concatenate(limits))
 
 
-def _flat(coeffs: torch.Tensor | None, width: int) -> np.ndarray:
+def _splits(problem: Subproblems) -> list[tuple[int, torch.Tensor]]:
+    """Per activation with splits, the split features ``[n]``."""
+    found = [(index, sign[0].nonzero().squeeze(1)) for index, sign in problem.signs.items()]
+    return [(index, chosen) for index, chosen in found if chosen.numel()]
+
+
+def _flat(coeffs: torch.Tensor | None, count: int, width: int) -> np.ndarray:
     if coeffs is None:
-        return np.zeros((1, width))
+        return np.zeros((count, width))
     return coeffs[:, 0].flatten(1).double().cpu().numpy()
 
 
-def _model(
-    cost: np.ndarray, matrix: np.ndarray, limits: np.ndarray, lower: np.ndarray, upper: np.ndarray
-) -> highspy.HighsLp:
+def _constant(bias: torch.Tensor | None, count: int) -> np.ndarray:
+    return np.zeros(count) if bias is None else bias[:, 0].double().cpu().numpy()
+
+
+def _model(problem: Subproblems, program: _Program) -> highspy.HighsLp:
+    """The program in the solver's form; its last column is t."""
+    count, width = program.rows.shape
+    top = np.hstack([-program.rows, np.ones((count, 1))])
+    bottom = np.hstack([program.splits, np.zeros((len(program.limits), 1))])
+    matrix = np.vstack([top, bottom])
+    infinity = highspy.kHighsInf
     model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = cost.size, limits.size
-    model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
-    model.row_lower_, model.row_upper_ = limits, np.full(limits.size, highspy.kHighsInf)
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.num_col_, model.num_row_ = width + 1, len(matrix)
+    model.col_cost_ = np.append(np.zeros(width), 1.0)
+    lower, upper = (side.flatten().double().cpu().numpy() for side in _sides(problem))
+    model.col_lower_, model.col_upper_ = np.append(lower, -infinity), np.append(upper, infinity)
+    model.row_lower_ = np.append(program.constants, program.limits)
+    model.row_upper_ = np.full(len(matrix), infinity)
     places = [np.flatnonzero(row) for row in matrix]
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_ = np.concatenate([[0], np.cumsum([len(p) for p in places])])
-    model.a_matrix_.index_ = np.concatenate([*places, np.zeros(0, dtype=int)]).astype(np.int32)
-    model.a_matrix_.value_ = np.concatenate(
-        [*(row[p] for row, p in zip(matrix, places, strict=True)), np.zeros(0)]
-    )
+    model.a_matrix_.index_ = np.concatenate(places).astype(np.int32)
+    values = [row[own] for row, own in zip(matrix, places, strict=True)]
+    model.a_matrix_.value_ = np.concatenate(values)
     return model
+
+
+def _sides(problem: Subproblems) -> tuple[torch.Tensor, torch.Tensor]:
+    return problem.box.lower, problem.box.upper

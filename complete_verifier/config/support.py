@@ -46,7 +46,8 @@ class Support:
     vnnlib_replaces: bool = False
 
 
-_NO_BRANCHING = "branch and bound is not part of this release; instances left open are unknown"
+_OWN_BRANCHING = "branching on activations decides with its own heuristics"
+_NO_INPUT_SPLIT = "input splitting is not part of this release; activations are split instead"
 _NO_MIP = "MIP solvers are not part of this release"
 _NO_CUTS = "cutting planes are not part of this release"
 _NO_CLIPPING = "domain clipping is not part of this release"
@@ -112,7 +113,11 @@ SUPPORT: Mapping[str, Support] = {
     "general.reset_seed_after_precompile": _ignored("nothing is compiled before the run"),
     "general.prepare_only": _refused("a run always verifies in this release; remove the key"),
     "general.complete_verifier": Support(
-        Status.IGNORED, _NO_BRANCHING, implemented=("skip",), refused=("Customized",)
+        Status.IGNORED,
+        _NO_MIP + "; branch and bound runs instead",
+        implemented=("skip", "bab", "auto"),
+        refused=("Customized",),
+        instead={"mip": "bab", "bab-refine": "bab"},
     ),
     "general.enable_incomplete_verification": _DONE,
     "general.csv_name": _DONE,
@@ -160,10 +165,10 @@ SUPPORT: Mapping[str, Support] = {
     "specification.vnnlib_path_prefix": _DONE,
     "specification.shrink_eps": _refused("it changes the input set of the property"),
     "specification.rhs_offset": _refused("it changes the output constraints of the property"),
-    "solver.batch_size": _ignored(_NO_BRANCHING),
-    "solver.auto_enlarge_batch_size": _ignored(_NO_BRANCHING),
+    "solver.batch_size": _DONE,
+    "solver.auto_enlarge_batch_size": _ignored(_FASTER_ONLY),
     "solver.batched_crown_auto_enlarge_max_vram_ratio": _ignored(_LESS_MEMORY_ONLY),
-    "solver.min_batch_size_ratio": _ignored(_NO_BRANCHING),
+    "solver.min_batch_size_ratio": _ignored(_FASTER_ONLY),
     "solver.use_float64_in_last_iteration": _ignored(_LOOSER_ONLY),
     "solver.early_stop_patience": _DONE,
     "solver.start_save_best": _DONE,
@@ -188,36 +193,54 @@ SUPPORT: Mapping[str, Support] = {
     "solver.alpha-crown.matmul_share_alphas": _ignored("each row keeps its own alpha"),
     "solver.alpha-crown.disable_optimization": _ignored(_FASTER_ONLY),
     "solver.alpha-crown.max_time": _DONE,
-    "solver.alpha-crown.input_split_alpha_iteration": _ignored(_NO_BRANCHING),
-    "solver.alpha-crown.input_split_lr_alpha": _ignored(_NO_BRANCHING),
+    "solver.alpha-crown.input_split_alpha_iteration": _ignored(_NO_INPUT_SPLIT),
+    "solver.alpha-crown.input_split_lr_alpha": _ignored(_NO_INPUT_SPLIT),
     "solver.invprop.": _refused(_NO_INVPROP),
-    "solver.beta-crown.": _ignored(_NO_BRANCHING),
+    "solver.beta-crown.lr_alpha": _DONE,
+    "solver.beta-crown.lr_beta": _DONE,
+    "solver.beta-crown.lr_decay": _DONE,
+    "solver.beta-crown.iteration": _DONE,
+    "solver.beta-crown.optimizer": _ignored("the optimiser is Adam"),
+    "solver.beta-crown.enable_opt_interm_bounds": _ignored(_LOOSER_ONLY),
+    "solver.beta-crown.all_node_split_LP": _ignored("leaves are always decided by an LP"),
     "solver.forward.": _ignored(_NO_FORWARD),
     "solver.mip.": _ignored(_NO_MIP),
-    "bab.max_domains": _ignored(_NO_BRANCHING),
+    "bab.max_domains": _DONE,
     "bab.decision_thresh": _DONE,
     "bab.timeout": _DONE,
     "bab.timeout_scale": _DONE,
-    "bab.max_iterations": _ignored(_NO_BRANCHING),
+    "bab.max_iterations": _DONE,
     "bab.override_timeout": _DONE,
-    "bab.pruning_in_iteration": _ignored(_NO_BRANCHING),
-    "bab.pruning_in_iteration_ratio": _ignored(_NO_BRANCHING),
-    "bab.sort_targets": _ignored(_NO_BRANCHING),
-    "bab.batched_domain_list": _ignored(_NO_BRANCHING),
-    "bab.optimized_interm": _ignored(_NO_BRANCHING),
-    "bab.recompute_interm": _ignored(_NO_BRANCHING),
-    "bab.sort_domain_interval": _ignored(_NO_BRANCHING),
-    "bab.vanilla_crown": _ignored(_NO_BRANCHING),
-    "bab.tree_traversal": _ignored(_NO_BRANCHING),
+    "bab.pruning_in_iteration": _ignored(_FASTER_ONLY),
+    "bab.pruning_in_iteration_ratio": _ignored(_FASTER_ONLY),
+    "bab.sort_targets": _ignored(_FASTER_ONLY),
+    "bab.batched_domain_list": _ignored("subproblems are always kept in batches"),
+    "bab.optimized_interm": _ignored(_LOOSER_ONLY),
+    "bab.recompute_interm": _ignored(_LOOSER_ONLY),
+    "bab.sort_domain_interval": _ignored("the pool is always sorted"),
+    "bab.vanilla_crown": _ignored(_FASTER_ONLY),
+    "bab.tree_traversal": _DONE,
     "bab.hugetensor_allocator": _ignored(_LESS_MEMORY_ONLY),
     "bab.force_synchronous": _DONE,
     "bab.cut.": _ignored(_NO_CUTS),
     "bab.clip_n_verify.": _ignored(_NO_CLIPPING),
-    "bab.branching.": _ignored(_NO_BRANCHING),
+    "bab.branching.": _ignored(_OWN_BRANCHING),
+    "bab.branching.method": Support(
+        Status.IGNORED,
+        _OWN_BRANCHING,
+        implemented=("kfsb", "fsb", "kfsb-intercept-only", "babsr", "intercept", "random"),
+    ),
+    "bab.branching.candidates": _DONE,
+    "bab.branching.reduceop": Support(
+        Status.IGNORED,
+        _OWN_BRANCHING,
+        implemented=("min", "max"),
+        instead={"mean": "max", "auto": "max"},
+    ),
     "bab.branching.input_split.update_rhs_with_attack": _refused(
         "it moves the thresholds of the property; remove the key"
     ),
-    "bab.attack.": _ignored(_NO_BRANCHING),
+    "bab.attack.": _ignored("the attack inside the tree tries the minimisers of the bounds"),
     "attack.general_attack": _ignored("there is one attack, for specifications of any form"),
     "attack.pgd_order": _ignored(
         "the attack runs before or after the bounds in this release",
@@ -252,8 +275,8 @@ SUPPORT: Mapping[str, Support] = {
     "attack.attack_func": _refused(NO_CALLABLES),
     "attack.gama_lambda": _ignored(_NO_GAMA),
     "attack.gama_decay": _ignored(_NO_GAMA),
-    "attack.input_split.": _ignored(_NO_BRANCHING),
-    "attack.input_split_check_adv.": _ignored(_NO_BRANCHING),
+    "attack.input_split.": _ignored(_OWN_BRANCHING),
+    "attack.input_split_check_adv.": _ignored(_OWN_BRANCHING),
     "debug.view_model": _ignored("layers are not printed in this release"),
     "debug.save_minimal_config": _ignored("use --print_config"),
     "debug.save_minimal_config_omit_keys": _ignored("use --print_config"),
@@ -268,7 +291,9 @@ SUPPORT: Mapping[str, Support] = {
     "parallel.shard_specs": _ignored(
         "rows are not spread over the ranks in this release", implemented=(False, "auto")
     ),
-    "parallel.shard_domains": _ignored(_NO_BRANCHING, implemented=(False, "auto")),
+    "parallel.shard_domains": _ignored(
+        "subproblems are not spread over the ranks in this release", implemented=(False, "auto")
+    ),
     "parallel.backend": _DONE,
     "parallel.timeout": _DONE,
     "parallel.fsdp_prefetch": _ignored(_FASTER_ONLY),

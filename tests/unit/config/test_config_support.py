@@ -37,17 +37,15 @@ def test_ignored_keys_are_listed_once_with_their_effect(load) -> None:
     text = (
         "solver:\n  batch_size: 3\n  mip:\n    solver_threads: 4\nbab:\n  cut:\n    enabled: yes\n"
     )
-    loaded = load(text, "--lr_beta", "0.1")
+    loaded = load(text, "--mip_threads", "5", "--mip_multi_proc", "2")
     assert loaded.ignored == (
-        "solver.batch_size",
         "solver.mip.solver_threads",
         "bab.cut.enabled",
-        "solver.beta-crown.lr_beta",
+        "solver.mip.parallel_solvers",
     )
     assert loaded.warnings == (
-        "ignored solver.batch_size (x.yaml:2), solver.beta-crown.lr_beta (--lr_beta): branch and "
-        "bound is not part of this release; instances left open are unknown.",
-        "ignored solver.mip.solver_threads (x.yaml:4): MIP solvers are not part of this release.",
+        "ignored solver.mip.solver_threads (--mip_threads), solver.mip.parallel_solvers "
+        "(--mip_multi_proc): MIP solvers are not part of this release.",
         "ignored bab.cut.enabled (x.yaml:7): cutting planes are not part of this release.",
     )
     assert loaded.config.solver.batch_size == 3
@@ -91,9 +89,16 @@ def test_a_verifier_of_ones_own_is_refused(word: str, error_text) -> None:
     )
 
 
-@pytest.mark.parametrize("word", ["auto", "bab-refine", "mip"])
-def test_other_verifiers_leave_instances_open(word: str, load) -> None:
-    assert load(None, "--complete_verifier", word).ignored == ("general.complete_verifier",)
+@pytest.mark.parametrize("word", ["bab-refine", "mip"])
+def test_verifiers_with_a_mip_solver_branch_instead(word: str, load) -> None:
+    loaded = load(None, "--complete_verifier", word)
+    assert loaded.ignored == ("general.complete_verifier",)
+    assert loaded.config.general.complete_verifier == "bab"
+
+
+@pytest.mark.parametrize("word", ["auto", "bab"])
+def test_branch_and_bound_is_honoured(word: str, load) -> None:
+    assert load(None, "--complete_verifier", word).ignored == ()
 
 
 def test_skipping_the_complete_verifier_is_honoured(load) -> None:
