@@ -15,6 +15,7 @@ from complete_verifier.instance import InstanceRun, Outcome
 from complete_verifier.network_cache import NetworkCache
 from complete_verifier.output import Output
 from complete_verifier.queries import Query, queries
+from complete_verifier.reading import read_instance
 from complete_verifier.results.progress import Progress
 from complete_verifier.results.record import (
     Bounds,
@@ -27,7 +28,6 @@ from complete_verifier.results.record import (
 from complete_verifier.results.verdict import Verdict, exit_code
 from complete_verifier.results.versions import collect_versions
 from complete_verifier.session import Session
-from complete_verifier.specification import Specification, SpecificationError, read_vnnlib
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +108,7 @@ class _Runner:
     def _timed(self, query: Query, record: Record, meter: MemoryMeter | None) -> Finished:
         world = self._session.ranks.world
         clock = Clock(query.timeout_seconds, world)
-        network = self._networks.network(query.onnx)
-        specification = _read(query, network.num_inputs, network.num_outputs)
+        network, specification = read_instance(query, self._networks, world)
         load_seconds = clock.seconds()
         if meter is not None:
             meter.mark_baseline()
@@ -136,9 +135,11 @@ class _Runner:
                     load=load_seconds,
                     attack=outcome.attack_seconds,
                     initial_bounds=outcome.bound_seconds,
+                    bab=outcome.bab_seconds,
                     total=clock.seconds(),
                 ),
                 bounds=_bounds(outcome),
+                bab=outcome.bab,
                 memory=memory,
                 parallel=parallel,
             ),
@@ -150,23 +151,6 @@ class _Runner:
         return Parameters(
             full_bytes=weights.full_bytes, bytes_per_rank=tuple(value for (value,) in held)
         )
-
-
-def _read(query: Query, num_inputs: int, num_outputs: int) -> Specification:
-    """The property, checked against the network it is about."""
-    specification = read_vnnlib(query.vnnlib)
-    for what, stated, own in (
-        ("inputs", specification.num_inputs, num_inputs),
-        ("outputs", specification.num_outputs, num_outputs),
-    ):
-        if stated != own:
-            raise SpecificationError(
-                f"{query.vnnlib}: states {stated} {what}, but the network {query.onnx} has {own}. "
-                "Check that the property belongs to this network."
-            )
-    if specification.is_empty:
-        logger.warning("%s: the input set is empty, so the property holds of it", query.vnnlib)
-    return specification
 
 
 def _bounds(outcome: Outcome) -> Bounds:

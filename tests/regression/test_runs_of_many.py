@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from complete_verifier import instance, runner
+from complete_verifier import instance, reading
 from complete_verifier.attack.save import read_counterexample
 from complete_verifier.model.onnx_session import OnnxSession
 from tests.regression.conftest import Verify
@@ -84,14 +84,14 @@ def test_each_result_is_on_disk_before_the_next_instance_starts(
 ) -> None:
     batch(VIOLATED, SAFE, OPEN)
     seen: list[tuple[int, int]] = []
-    read = runner.read_vnnlib
+    read = reading.read_vnnlib
 
     def watch(path: Path) -> Any:
         records = json.loads((tmp_path / "out.json").read_text())
         seen.append((len(records), len(results(tmp_path / "out.txt"))))
         return read(path)
 
-    monkeypatch.setattr(runner, "read_vnnlib", watch)
+    monkeypatch.setattr(reading, "read_vnnlib", watch)
     program(*BATCH, *LITTLE)
     assert seen == [(0, 0), (1, 1), (2, 2)]
 
