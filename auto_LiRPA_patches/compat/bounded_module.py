@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from auto_LiRPA import BoundedModule
 
 
+# What constructors of auto_LiRPA's operators raise where a form does not suit them.
+_REFUSALS = (AssertionError, LookupError, NotImplementedError, TypeError, ValueError)
+
+
 def build_bounded_module(module: nn.Module, example_input: Tensor) -> BoundedModule:
     """Returns auto_LiRPA's graph of `module` on the CPU, in eval mode, after a forward pass.
 
@@ -73,7 +77,7 @@ class _Operators(Mapping[str, Callable[..., Any]]):
                 )
             try:
                 return operator(attr, inputs, index, *options)
-            except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+            except _REFUSALS as error:
                 raise UnsupportedOperatorError(
                     f'node "{attr.get("node")}": operator {_readable(kind, attr)} has a form that '
                     f"auto_LiRPA cannot bound ({_attributes(attr)}): {_one_line(error)}"
@@ -126,7 +130,7 @@ def _innermost_node(traceback: TracebackType | None) -> Any:
         # Methods of a node call it `self`; the loop that runs the forward pass calls it `node`.
         for name in ("node", "self"):
             candidate = traceback.tb_frame.f_locals.get(name)
-            if isinstance(candidate, Bound):
+            if isinstance(candidate, Bound) and hasattr(candidate, "name"):
                 innermost = candidate
         traceback = traceback.tb_next
     return innermost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from auto_LiRPA_patches.engine.graph import Graph, Node
@@ -29,7 +30,8 @@ def build_graph(
             the network has several inputs or outputs.
     """
     options = options or BuildOptions()
-    upstream = [UpstreamNode(bound, weights, options) for bound in bounded_module._modules.values()]
+    bounds = _inputs_first(bounded_module._modules.values())
+    upstream = [UpstreamNode(bound, weights, options) for bound in bounds]
     inputs = [node for node in upstream if node.is_input and node.bound.from_input is not False]
     if len(inputs) != 1:
         names = ", ".join(f'"{node.name}"' for node in inputs)
@@ -53,6 +55,20 @@ def build_graph(
     if output is None:
         raise UnsupportedOperatorError("the network's output does not depend on its input.")
     return Graph(tuple(nodes), output, weights, options.precision, options.device)
+
+
+def _inputs_first(bounds: Iterable[Any]) -> list[Any]:
+    """The nodes in their own order, but each behind its inputs: upstream adds parts at the end."""
+    placed: dict[str, Any] = {}
+    for bound in bounds:
+        stack = [bound]
+        while stack:
+            missing = [source for source in stack[-1].inputs if source.name not in placed]
+            stack.extend(missing)
+            if not missing:
+                placed[stack[-1].name] = stack[-1]
+                stack.pop()
+    return list(placed.values())
 
 
 def _ancestors(final: Any) -> set[str]:
