@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.operators.base import AffineOperator
-from complete_verifier.bab.features import Features
+from complete_verifier.bab.features import Features, FeatureSpan
 
 Evaluate = Callable[[Tensor, Tensor], Tensor]
 """(features ``[B]``, sides ``[B]`` of +-1) -> margins ``[B]`` of the children so split."""
@@ -48,11 +48,11 @@ def score(features: Features, coeffs: Mapping[int, Tensor], open_features: Tenso
     babsr, intercept = [], []
     for span in features.spans:
         bounds = features.root[span.source].flatten()
-        lower, upper = bounds.lower[0, span.index], bounds.upper[0, span.index]
+        lower, upper = span.of(bounds.lower[0]), span.of(bounds.upper[0])
         slope = upper.clamp(min=0) / (upper.clamp(min=0) - lower.clamp(max=0)).clamp(min=1e-30)
-        own = coeffs[span.activation][:, span.index]
+        own = span.of(coeffs[span.activation])
         cost = own.clamp(max=0) * (-lower.clamp(max=0) * slope)
-        constant = own * _constant_term(features, span.source, span.index)
+        constant = own * _constant_term(features, span)
         gain = torch.maximum(constant * slope, constant * (slope - 1))
         babsr.append((gain + cost).abs())
         intercept.append(cost.abs())
@@ -121,12 +121,12 @@ def several(scores: Scores, first: Tensor, count: int) -> Tensor:
     return torch.cat([first.unsqueeze(1), rest.topk(count - 1, dim=1).indices], dim=1)
 
 
-def _constant_term(features: Features, node: int, index: Tensor) -> Tensor:
+def _constant_term(features: Features, span: FeatureSpan) -> Tensor:
     """The constant of an affine layer's neurons; zero where the layer is something else."""
-    operator = features.graph.nodes[node].operator
+    operator = features.graph.nodes[span.source].operator
     offset = None
     if isinstance(operator, AffineOperator):
         offset = operator.offset(features.graph.weights)
     if offset is None or operator is None:
-        return torch.zeros(index.shape[0], device=index.device)
-    return offset.expand(operator.output_shape).reshape(-1)[index]
+        return torch.zeros((), device=features.root[span.source].lower.device)
+    return span.of(offset.expand(operator.output_shape).reshape(-1))

@@ -21,14 +21,22 @@ class FeatureSpan:
     Attributes:
         activation: node index of the activation.
         source: node index of its input, which a split speaks of.
-        index: ``[F]`` elements of `source`.
+        index: ``[F]`` elements of `source`; None = all of them, in order.
     """
 
     activation: int
     source: int
     offset: int
     count: int
-    index: Tensor
+    index: Tensor | None
+
+    def of(self, values: Tensor) -> Tensor:
+        """The features' columns of ``values [..., N]``: ``[..., F]``."""
+        return values if self.index is None else values[..., self.index]
+
+    def put(self, values: Tensor, own: Tensor) -> Tensor:
+        """``values [..., N]`` with the features' columns replaced by ``own [..., F]``."""
+        return own if self.index is None else values.index_copy(-1, self.index, own)
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,10 @@ class Features:
                 continue
             source = root.graph.nodes[activation].inputs[0]
             index = root.features.get(activation)
-            if index is None:
-                count = num_elements(root.graph.nodes[source].shape)
-                index = torch.arange(count, device=root.box.lower.device)
-            spans.append(FeatureSpan(activation, source, total, int(index.numel()), index))
-            total += int(index.numel())
+            count = num_elements(root.graph.nodes[source].shape)
+            count = count if index is None else int(index.numel())
+            spans.append(FeatureSpan(activation, source, total, count, index))
+            total += count
         return Features(root.graph, tuple(spans), total, root.bounds)
 
     def split(self, values: Tensor) -> dict[int, Tensor]:
@@ -85,8 +92,11 @@ class Features:
             for span in self.spans:
                 if span.source == node:
                     own = signs[:, span.offset : span.offset + span.count]
-                    lower = _narrow(lower, span.index, own > 0, at_least=True)
-                    upper = _narrow(upper, span.index, own < 0, at_least=False)
+                    above, below = span.of(lower), span.of(upper)
+                    # Arithmetic, not a selection by mask, which takes ten times as long.
+                    above = torch.addcmul(above, own.clamp(min=0), above.clamp(max=0), value=-1)
+                    below = torch.addcmul(below, own.clamp(max=0), below.clamp(min=0))
+                    lower, upper = span.put(lower, above), span.put(upper, below)
             shape = (batch, *bounds.lower.shape[1:])
             narrowed[node] = Interval(lower.reshape(shape), upper.reshape(shape))
         return narrowed
@@ -101,13 +111,6 @@ class Features:
         parts = []
         for span in self.spans:
             bounds = self.root[span.source].flatten()
-            lower, upper = bounds.lower[0, span.index], bounds.upper[0, span.index]
+            lower, upper = span.of(bounds.lower[0]), span.of(bounds.upper[0])
             parts.append((lower < 0) & (upper > 0))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
-
-
-def _narrow(values: Tensor, index: Tensor, where: Tensor, *, at_least: bool) -> Tensor:
-    """Clamp ``values [B, N]`` at ``index [F]`` to zero from one side where ``where [B, F]``."""
-    picked = values[:, index]
-    clamped = picked.clamp(min=0) if at_least else picked.clamp(max=0)
-    return values.index_copy(1, index, torch.where(where, clamped, picked))
