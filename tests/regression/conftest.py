@@ -25,6 +25,8 @@ def program(
         monkeypatch.delenv(name, raising=False)
     was_patched = bool(registry.applied())
     deterministic = torch.are_deterministic_algorithms_enabled()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as torchrun gives each rank; bits may depend on the number
 
     def run(*argv: object) -> Run:
         (tmp_path / "out.json").unlink(missing_ok=True)
@@ -34,6 +36,7 @@ def program(
         return Run(code, shown.out, shown.err, read_json(tmp_path / "out.json"))
 
     yield run
+    torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
     if not was_patched:
         registry.revert()

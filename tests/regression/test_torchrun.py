@@ -11,13 +11,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.regression.user_runs import LITTLE, ROOT, Run, read_json, save_mlp, vnnlib
 
@@ -48,15 +47,6 @@ def misbehave(path):
 reading.read_vnnlib = misbehave
 raise SystemExit(main())
 """
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torchrun gives each rank one thread; bits may depend on the number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ def digits_batch(folder: Path, chosen: Sequence[int]) -> None:
 
 
 def test_two_ranks_with_sharded_weights_answer_bit_for_bit_as_one(
-    program: Callable[..., Run], tmp_path: Path, one_thread: None
+    program: Callable[..., Run], tmp_path: Path
 ) -> None:
     digits_batch(tmp_path, (1, 2, 4, 7, 10))  # each network, each verdict
     alone = program(*BATCH)
