@@ -170,7 +170,7 @@ def test_the_box_is_rounded_outwards() -> None:
 def test_a_point_box_is_decided_by_a_forward_pass(precision: torch.dtype) -> None:
     torch.manual_seed(7)
     network = network_of(mlp(3, 6, 2), (3,), precision)
-    x = np.float32([0.5, -1.25, 0.75]).astype(np.float64)
+    x = np.array([0.5, -1.25, 0.75])
     y = outputs(network, x[None])[0]
     for shift, expected in ((-1e-4, True), (1e-4, False)):
         where = region(x.tolist(), x.tolist(), at_most([1.0, 0.0], float(y[0]) + shift))
@@ -207,8 +207,8 @@ def test_scaling_output_and_threshold_does_not_change_the_verdict() -> None:
         verdicts = []
         for scale in (1.0, 1e4):
             with torch.no_grad():
-                module[2].weight.mul_(scale)
-                module[2].bias.mul_(scale)
+                for parameter in module[2].parameters():
+                    parameter.mul_(scale)
             scaled = network_of(module, (3,))
             verdicts.append(
                 [
@@ -273,6 +273,35 @@ def test_a_product_of_two_inputs_is_bounded_soundly(method: str) -> None:
     ):
         result = verify_region(network, region(*box, at_most(row, rhs)), with_method(method))
         assert result.proven is expected
+
+
+class TwoGemmsAdded(nn.Module):
+    """Flatten, two Gemms of it, added; input (1, 28, 28)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(784, 3), nn.Linear(784, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        return self.left(flat) + self.right(flat)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_two_gemms_of_a_flattened_image_are_bounded_exactly(method: str) -> None:
+    """An affine net: CROWN's bounds are its exact minima."""
+    torch.manual_seed(10)
+    module = TwoGemmsAdded()
+    network = network_of(module, (1, 28, 28))
+    center = np.random.default_rng(10).random(784)
+    rows = [at_most(row, 0.0) for row in np.eye(3).tolist()]
+    where = region((center - 0.01).tolist(), (center + 0.01).tolist(), *rows)
+    result = verify_region(network, where, with_method(method))
+    with torch.no_grad():
+        weight = (module.left.weight + module.right.weight).double().numpy()
+        bias = (module.left.bias + module.right.bias).double().numpy()
+    exact = weight @ center + bias - 0.01 * np.abs(weight).sum(axis=1)
+    np.testing.assert_allclose(result.crown, exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("weight", [1e20, 3e38])

@@ -32,23 +32,30 @@ def mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequen
     return nn.Sequential(*layers[:-1])
 
 
+def layer(net: nn.Sequential, index: int) -> nn.Linear:
+    """The Linear layer at a place of a sequence."""
+    found = net[index]
+    assert isinstance(found, nn.Linear)
+    return found
+
+
 def conv_net() -> nn.Sequential:
     """Strided, padded and dilated convolutions with BatchNorm; input (2, 6, 5)."""
-    net = nn.Sequential(
+    norm = nn.BatchNorm2d(4)
+    with torch.no_grad():
+        norm.weight.normal_()
+        for statistic, fill in ((norm.running_mean, 0.7), (norm.running_var, 1.4)):
+            if statistic is not None:
+                statistic.copy_(fill * (0.5 + torch.rand(4)))
+    return nn.Sequential(
         nn.Conv2d(2, 4, 3, stride=2, padding=1),
-        nn.BatchNorm2d(4),
+        norm,
         nn.ReLU(),
         nn.Conv2d(4, 3, 2, dilation=(1, 2), padding=1),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(3 * 4 * 3, 3),
     )
-    with torch.no_grad():
-        norm = net[1]
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
-        norm.weight.normal_()
-    return net
 
 
 class Residual(nn.Module):
@@ -80,6 +87,8 @@ class Product(nn.Module):
 
 class Mixed(nn.Module):
     """Slices, a concatenation, a transpose, constants on both sides; input (2, 3)."""
+
+    shift: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -190,7 +190,7 @@ def test_only_open_rows_are_improved() -> None:
 @pytest.mark.parametrize("allowed", [0, 1, 4])
 def test_running_out_of_time_keeps_sound_bounds(allowed: int) -> None:
     graph, box, matrix = problem("residual", batch=2)
-    state, lower = nets.crown(graph, box, matrix)
+    _, lower = nets.crown(graph, box, matrix)
     asked = 0
 
     def out_of_time() -> bool:
@@ -198,9 +198,13 @@ def test_running_out_of_time_keeps_sound_bounds(allowed: int) -> None:
         asked += 1
         return asked > crown_asks + allowed
 
-    counter = BoundOptions(out_of_time=lambda: bool(tally.append(0)))
     tally: list[int] = []
-    crown_relaxations(graph, box, counter)
+
+    def count() -> bool:
+        tally.append(0)
+        return False
+
+    crown_relaxations(graph, box, BoundOptions(out_of_time=count))
     crown_asks = len(tally)
     result = nets.alpha_crown(
         graph, box, matrix, AlphaOptions(iterations=20), BoundOptions(out_of_time=out_of_time)
@@ -231,7 +235,7 @@ def test_progress_is_told_after_every_step() -> None:
 def test_a_net_without_unstable_neurons_has_no_alpha_to_move() -> None:
     module = nets.mlp(3, 4, 2)
     with torch.no_grad():
-        module[0].bias.fill_(50.0)
+        nets.layer(module, 0).bias.fill_(50.0)
     graph = nets.graph_of(module, (3,))
     box, matrix = nets.boxes((3,), 2, 1.0), nets.signed_outputs(graph)
     _, lower = nets.crown(graph, box, matrix)

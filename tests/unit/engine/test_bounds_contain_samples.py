@@ -60,8 +60,7 @@ def test_the_graph_computes_the_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", nets.NETS)
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("radius", [0.05, 0.7, 5.0])
+@pytest.mark.parametrize(("batch", "radius"), [(3, 0.05), (1, 0.7), (3, 0.7), (2, 5.0)])
 def test_crown_and_alpha_crown_contain_all_samples(name: str, batch: int, radius: float) -> None:
     module, shape = nets.make(name, seed=31)
     graph = nets.graph_of(module, shape)
@@ -75,7 +74,7 @@ def test_crown_and_alpha_crown_contain_all_samples(name: str, batch: int, radius
     assert_nodes_within(graph, {node: state.bounds[node] for node in graph.bounded}, points)
     assert_rows_below(graph, matrix, lower, points)
 
-    result = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=6))
+    result = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=4))
     assert_nodes_within(graph, result.bounds, points)
     assert_rows_below(graph, matrix, result.lower, points)
     assert bool((result.lower >= lower - SLACK).all())

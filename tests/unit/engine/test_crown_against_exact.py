@@ -100,7 +100,7 @@ def test_alpha_crown_reaches_the_exact_minimum_of_a_convex_net() -> None:
     torch.manual_seed(43)
     module = nets.mlp(3, 10, 1)
     with torch.no_grad():
-        module[2].weight.abs_()
+        nets.layer(module, 2).weight.abs_()
     graph = nets.graph_of(module, (3,))
     box = Interval(-torch.ones(1, 3).double(), torch.ones(1, 3).double())
     matrix = torch.ones(1, 1).double()

@@ -38,7 +38,7 @@ def lower_or_none(module: nn.Module, matrix: Tensor, iterations: int) -> Tensor 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid])
 @pytest.mark.parametrize("weight", [1e10, 1e20, 2e38])
-@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+@pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("iterations", [0, 3])
 def test_huge_weights_never_give_a_finite_bound_above_a_value(
     activation: type[nn.Module], weight: float, depth: int, iterations: int
@@ -61,8 +61,8 @@ def test_a_chord_over_the_whole_number_format_is_no_proof() -> None:
     """-relu(2e38 x) over [-1, 1] is as small as -2e38; u - l overflows on the way."""
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
     with torch.no_grad():
-        net[0].weight.fill_(2e38)
-        net[2].weight.fill_(-1.0)
+        nets.layer(net, 0).weight.fill_(2e38)
+        nets.layer(net, 2).weight.fill_(-1.0)
     graph = nets.graph_of(net, (1,), torch.float32)
     box = Interval(-torch.ones(1, 1), torch.ones(1, 1))
     _, lower = nets.crown(graph, box, torch.ones(1, 1))
@@ -146,12 +146,12 @@ def test_known_bounds_tighten_what_is_computed() -> None:
 
 def cancelling_offsets() -> nn.Sequential:
     """y = x, by offsets of 3e38 that a backward pass adds up before it takes them off again."""
-    net = nn.Sequential(*[nn.Linear(1, 1) for _ in range(4)])
+    layers = [nn.Linear(1, 1) for _ in range(4)]
     with torch.no_grad():
-        for layer, offset in zip(net, (-3e38, -3e38, 3e38, 3e38), strict=True):
+        for layer, offset in zip(layers, (-3e38, -3e38, 3e38, 3e38), strict=True):
             layer.weight.fill_(1.0)
             layer.bias.fill_(offset)
-    return net
+    return nn.Sequential(*layers)
 
 
 @pytest.mark.parametrize("relu_first", [False, True])

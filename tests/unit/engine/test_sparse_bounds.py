@@ -50,22 +50,21 @@ def test_the_sweep_goes_from_no_unstable_neuron_to_all() -> None:
     assert len(set(first_layer)) > 3
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_sparsity_changes_no_bound_however_many_neurons_are_unstable(batch: int) -> None:
-    graph, boxes, matrix = sweep(batch)
+def test_sparsity_changes_no_bound_however_many_neurons_are_unstable() -> None:
+    graph, boxes, matrix = sweep(batch=2)
     for box in boxes:
         reference_state, reference = nets.crown(graph, box, matrix, SETTINGS[-1])
-        best = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=4), SETTINGS[-1])
+        best = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=2), SETTINGS[-1])
         for options in SETTINGS[:-1]:
             state, lower = nets.crown(graph, box, matrix, options)
             torch.testing.assert_close(lower, reference, rtol=1e-9, atol=1e-9)
             assert unstable(graph, state) == unstable(graph, reference_state)
-            result = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=4), options)
+            result = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=2), options)
             torch.testing.assert_close(result.lower, best.lower, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["deep", "conv", "residual", "mixed"])
-@pytest.mark.parametrize("seed", [71, 72, 73])
+@pytest.mark.parametrize("seed", [71, 72])
 def test_sparse_alpha_changes_no_bound_of_other_nets(name: str, seed: int) -> None:
     module, shape = nets.make(name, seed)
     graph = nets.graph_of(module, shape)
@@ -76,7 +75,7 @@ def test_sparse_alpha_changes_no_bound_of_other_nets(name: str, seed: int) -> No
                 graph,
                 box,
                 matrix,
-                AlphaOptions(iterations=4),
+                AlphaOptions(iterations=2),
                 BoundOptions(sparse_rows=rows, sparse_alpha=alpha),
             )
             for alpha in (True, False)

@@ -21,6 +21,10 @@ from tests.unit.engine import nets
 class Function(nn.Module):
     """A function of x and of constants c (3,), m (4, 3), s (), held as buffers."""
 
+    c: Tensor
+    m: Tensor
+    s: Tensor
+
     def __init__(self, function: Callable[[Function, Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -119,8 +123,9 @@ def graph_of(function: Callable[[Function, Tensor], Tensor]) -> tuple[nn.Module,
     torch.manual_seed(130)
     module = Function(function).eval()
     with torch.no_grad():
-        module.norm.running_mean.normal_()
-        module.norm.running_var.uniform_(0.5, 2.0)
+        for statistic in (module.norm.running_mean, module.norm.running_var):
+            if statistic is not None:
+                statistic.uniform_(0.5, 2.0)
     return module, nets.graph_of(module, (4, 3))
 
 

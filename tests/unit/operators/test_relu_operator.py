@@ -5,6 +5,8 @@ A failure means false bounds in practically every network.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -158,7 +160,8 @@ def test_relaxing_some_features_equals_relaxing_all() -> None:
     some = operator.lines(operator.relax(box, torch.tensor([0, 2])), None)
     none_relaxed = operator.lines(
         operator.relax(
-            box.__class__(box.lower[:, 1::2], box.upper[:, 1::2]), torch.tensor([], dtype=int)
+            box.__class__(box.lower[:, 1::2], box.upper[:, 1::2]),
+            torch.tensor([], dtype=torch.int64),
         ),
         None,
     )
@@ -185,24 +188,23 @@ def test_gradient_in_coefficients_bounds_and_alpha(
     coeffs = torch.randn(3, 2, 4).double()
     alpha = 0.2 + 0.6 * torch.rand(1, 3, 2, 4 if features is None else 2).double()
 
-    def step(
-        rows: Tensor, low: Tensor, high: Tensor, slope: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        return step_through(rows, operator.lines(operator.relax(Interval(low, high), index), slope))
-
-    def default(rows: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        return step_through(rows, operator.lines(operator.relax(Interval(low, high), index), None))
+    def step(rows: Tensor, low: Tensor, high: Tensor, *slope: Tensor) -> tuple[Tensor, Tensor]:
+        relaxation = operator.relax(Interval(low, high), index)
+        below, bias = step_through(rows, operator.lines(relaxation, slope[0] if slope else None))
+        assert bias is not None
+        return below, bias
 
     leaves = [leaf.requires_grad_(True) for leaf in (coeffs, lower, upper, alpha)]
     assert torch.autograd.gradcheck(step, leaves)
-    assert torch.autograd.gradcheck(default, leaves[:3])
+    assert torch.autograd.gradcheck(step, leaves[:3])
 
 
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("intercepts", ["none", "upper", "both"])
 @pytest.mark.parametrize("features", [None, [3, 0]])
 def test_gradient_of_the_step_through_any_lines(
-    shared: bool, intercepts: str, features: list[int] | None
+    shared: bool, shifted: bool, intercepts: str, features: list[int] | None
 ) -> None:
     torch.manual_seed(26)
     rows, batch, size = 3, 2, 4
@@ -220,12 +222,45 @@ def test_gradient_of_the_step_through_any_lines(
     index = None if features is None else torch.tensor(features)
     through = torch.rand(batch, size, dtype=torch.float64).round()
 
+    shifts = [torch.randn(rows, batch, width, dtype=torch.float64).requires_grad_(True)]
+
     def step(*leaves: Tensor) -> tuple[Tensor, ...]:
         rest = list(leaves[3:])
+        shift = rest.pop() if shifted else None
         high = rest.pop() if upper_intercept is not None else None
         low = rest.pop() if lower_intercept is not None else None
-        lines = Lines(index, through, leaves[1], low, leaves[2], high)
+        lines = Lines(index, through, leaves[1], low, leaves[2], high, shift)
         below, bias = step_through(leaves[0], lines)
         return (below,) if bias is None else (below, bias)
 
-    assert torch.autograd.gradcheck(step, (coeffs, *slopes, *given))
+    assert torch.autograd.gradcheck(step, (coeffs, *slopes, *given, *(shifts if shifted else ())))
+
+
+@pytest.mark.parametrize("features", [None, [0, 2]])
+def test_a_shift_is_a_lower_bound_where_its_product_with_the_value_is_not_positive(
+    features: list[int] | None,
+) -> None:
+    """Multipliers of split constraints: x >= 0 pays for a negative shift, x <= 0 for a positive."""
+    torch.manual_seed(29)
+    lower, upper = (
+        torch.tensor([[-1.0, -2.0, -1.0]]).double(),
+        torch.tensor([[2.0, -1.0, 3.0]]).double(),
+    )
+    operator = relu(3)
+    index = None if features is None else torch.tensor(features)
+    lines = operator.lines(operator.relax(Interval(lower, upper), index), None)
+    width = 3 if features is None else 2
+    side = torch.tensor([[1.0, 0.0, -1.0]]).double()[:, features or slice(None)]
+    shift = -torch.rand(4, 1, width).double() * side
+    coeffs = torch.randn(4, 1, 3).double()
+    below, bias = step_through(coeffs, dataclasses.replace(lines, shift=shift))
+    assert bias is not None
+    admitted = 0
+    for _ in range(400):
+        value = lower + torch.rand(1, 3).double() * (upper - lower)
+        if value[0, 0] < 0 or value[0, 2] > 0:
+            continue
+        admitted += 1
+        direct = (coeffs * torch.relu(value)).sum(-1)
+        assert bool(((below * value).sum(-1) + bias <= direct + 1e-12).all())
+    assert admitted > 20

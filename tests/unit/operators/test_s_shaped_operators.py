@@ -153,8 +153,10 @@ def test_gradient_in_coefficients_and_alpha(kind: type[SShaped]) -> None:
     coeffs = torch.randn(3, 1, 4).double().requires_grad_(True)
     alpha = (0.2 + 0.6 * torch.rand(2, 3, 1, 4).double()).requires_grad_(True)
 
-    def step(rows: Tensor, where: Tensor) -> tuple[Tensor, Tensor | None]:
-        return step_through(rows, operator.lines(relaxation, where))
+    def step(rows: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+        below, bias = step_through(rows, operator.lines(relaxation, where))
+        assert bias is not None
+        return below, bias
 
     assert torch.autograd.gradcheck(step, (coeffs, alpha))
 
@@ -165,8 +167,9 @@ def test_gradient_of_chords_in_the_bounds(kind: type[SShaped]) -> None:
     upper = torch.tensor([[1.5, 3.0]]).double().requires_grad_(True)
     operator = make(kind, 2)
 
-    def chord(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
+    def chord(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         lines = operator.lines(operator.relax(Interval(low, high), None), None)
+        assert lines.lower_intercept is not None
         return lines.lower_slope, lines.lower_intercept
 
     assert torch.autograd.gradcheck(chord, (lower, upper))
