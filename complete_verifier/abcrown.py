@@ -14,6 +14,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:
+    # Run as a file, upstream's habit: `python abcrown.py` in this folder. The folder itself must
+    # not be searched, its modules are this package's.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
 from auto_LiRPA_patches.sharding.launch import Launch, read_launch
@@ -103,8 +109,8 @@ def _say(launch: Launch, text: str) -> None:
 
 
 def _complain(launch: Launch, error: object) -> None:
-    """Tell the user on one rank's voice; every rank meets the same bad input."""
-    if launch.rank == 0:
+    """Tell the user on one voice per host; all ranks of a host meet the same bad input."""
+    if launch.local_rank == 0:
         print(f"abcrown: error: {error}", file=sys.stderr)
 
 

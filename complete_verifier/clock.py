@@ -28,9 +28,12 @@ class Clock:
         """Seconds since the start, by this rank's own clock; not for decisions."""
         return time.monotonic() - self._start
 
-    def out_of_time(self) -> bool:
-        """Whether the limit has passed on any rank. A collective: all ranks call it together."""
-        return self._world.agree_any(self.seconds() >= self._limit)
+    def out_of_time(self, ahead_seconds: float = 0.0) -> bool:
+        """Whether the limit passes on any rank within so many seconds from now.
+
+        A collective: all ranks call it together.
+        """
+        return self._world.agree_any(self.seconds() + ahead_seconds >= self._limit)
 
     def portion(self, fraction: float) -> Clock:
         """A clock for a part of the work: `fraction` of what is left of this one, seconds.

@@ -66,6 +66,13 @@ class Output:
         )
         for line in session.loaded.warnings:
             logger.warning("%s", line)
+        origin = session.loaded.origins.get("bab.timeout")
+        if self._batch and origin is not None and session.config.bab.override_timeout is None:
+            logger.warning(
+                "bab.timeout (%s) is not used: each instance of a batch has its own timeout in the "
+                "CSV file. Set bab.override_timeout to replace them.",
+                origin,
+            )
         if mesh.world_size > 1 and not parallel.fsdp:
             logger.warning(
                 "%d ranks were started but nothing is spread over them: every rank does the same "
@@ -105,7 +112,7 @@ class Output:
     def _save(self, query: Query, counterexample: Counterexample) -> str | None:
         """Write the counterexample's file; returns its path, None if it could not be written."""
         config = self._session.config
-        path = counterexample_path(config.attack.cex_path, query.index, self._count)
+        path = counterexample_path(config.attack.cex_path, query.index, batch=self._batch)
         written = self._attempt(lambda: write_counterexample(path, counterexample))
         if config.general.show_adv_example:
             self._printer.line(format_counterexample(counterexample).rstrip())

@@ -12,6 +12,7 @@ intermediate neuron is kept for all later iterations.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from auto_LiRPA_patches.engine.adam import ParameterGroup, ProjectedAdam
 from auto_LiRPA_patches.engine.backward import lower_bounds
 from auto_LiRPA_patches.engine.chunks import chunking, saved_elements
+from auto_LiRPA_patches.engine.errors import OutOfTimeError
 from auto_LiRPA_patches.engine.graph import Graph
-from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
+from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions, never
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
 from auto_LiRPA_patches.engine.schedule import elements_to_bound, scatter, sides
@@ -54,11 +57,17 @@ class RowBlock:
     elements: Tensor | None
     recompute: bool
 
-    def bounds(self, state: Relaxations) -> Tensor:
-        """Lower bounds ``[S, B]``, differentiable in α and in the bounds behind `state`."""
+    def bounds(self, state: Relaxations, out_of_time: Callable[[float], bool] = never) -> Tensor:
+        """Lower bounds ``[S, B]``, differentiable in α and in the bounds behind `state`.
+
+        Raises:
+            OutOfTimeError: the clock ran out before one of the chunks.
+        """
         parts = []
         ranges = self.cut.ranges(self.rows.count)
         for (start, stop), alphas in zip(ranges, self.alphas, strict=True):
+            if out_of_time(0.0):
+                raise OutOfTimeError(f"out of time at {state.graph.nodes[self.node].name}.")
             part = self._chunk(state, self.rows.narrow(start, stop), alphas)
             parts.append(part[: self.rows.count - start])
         return torch.cat(parts) if len(parts) != 1 else parts[0]
@@ -118,16 +127,23 @@ def optimize_alpha(
         Bounds at least as tight as CROWN's, row by row and element by element.
     """
     optimization = _Optimization(start, rows, bound_options, options)
-    taken = 0
-    stale = 0
-    timed_out = False
+    taken, stale, timed_out = 0, 0, False
+    longest, since = 0.0, time.monotonic()
     for iteration in range(options.iterations + 1):
-        improved = optimization.evaluate(open_rows)
+        try:
+            improved = optimization.evaluate(open_rows)
+        except OutOfTimeError:
+            timed_out = True
+            break
         stale = 0 if improved else stale + 1
         if options.early_stop and (optimization.finished or stale > options.patience):
             break
-        timed_out = iteration < options.iterations and bound_options.out_of_time()
-        if timed_out or iteration == options.iterations:
+        if iteration == options.iterations:
+            break
+        # A step cannot be broken off, so none is begun that would end too late.
+        longest, since = max(longest, time.monotonic() - since), time.monotonic()
+        timed_out = bound_options.out_of_time(longest)
+        if timed_out:
             break
         optimization.step()
         taken += 1
@@ -145,6 +161,7 @@ class _Optimization:
     ) -> None:
         self.graph: Graph = start.graph
         self.box = start.box
+        self.out_of_time = bound_options.out_of_time
         self.features = dict(start.features)
         self.reference = {node: start.bounds[node].detach() for node in self.graph.bounded}
         self.blocks = self._blocks(start, bound_options)
@@ -158,10 +175,8 @@ class _Optimization:
         for alpha in leaves:
             alpha.requires_grad_(True)
         self.leaves = leaves
-        self.adam = (
-            torch.optim.Adam(leaves, lr=options.learning_rate, fused=True) if leaves else None
-        )
-        self.decay = options.decay
+        group = ParameterGroup(leaves, options.learning_rate, 0.0, 1.0)
+        self.adam = ProjectedAdam([group], options.decay)
         shape = (rows.count, self.box.lower.shape[0])
         self.best = torch.full(
             shape, -torch.inf, dtype=self.box.lower.dtype, device=self.box.lower.device
@@ -180,12 +195,12 @@ class _Optimization:
             bounds = self.reference[node]
             block = self.blocks.get(node)
             if block is not None and block.elements is not None:
-                refined = sides(block.bounds(state))
+                refined = sides(block.bounds(state, self.out_of_time))
                 bounds = scatter(bounds, block.elements, refined).intersect(bounds)
                 bounds = bounds.require_sound(self.graph.nodes[node].name)
                 self.reference[node] = bounds.detach()
             state.set_bounds(node, bounds)
-        lower = self.spec.bounds(state)
+        lower = self.spec.bounds(state, self.out_of_time)
         better = lower.detach() > self.best
         self._keep(lower.detach(), better)
         wanted = open_rows(self.best)
@@ -196,17 +211,9 @@ class _Optimization:
 
     def step(self) -> None:
         """One Adam step on α, projected to [0, 1] afterwards."""
-        if self.adam is None or self.loss is None:
-            return
-        self.adam.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.loss, inputs=self.leaves)
-        self.loss = None
-        self.adam.step()
-        for group in self.adam.param_groups:
-            group["lr"] *= self.decay
-        with torch.no_grad():
-            for alpha in self.leaves:
-                alpha.clamp_(0, 1)
+        if self.loss is not None:
+            self.adam.descend(self.loss)
+            self.loss = None
 
     def result(self, taken: int, timed_out: bool) -> AlphaResult:
         """The best bounds, improved once more by the best α over the best intermediate bounds."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-def never() -> bool:
+def never(ahead_seconds: float = 0.0) -> bool:
     """A clock that never runs out."""
     return False
 
@@ -26,7 +26,8 @@ class BoundOptions:
             (`general.sparse_interm`).
         sparse_alpha: keep α only for neurons that are unstable (`general.sparse_alpha`).
         intermediate: `crown`, or `ibp` for CROWN-IBP.
-        out_of_time: asked between steps; the same answer on all ranks.
+        out_of_time: asked between steps whether the clock runs out within so many seconds from
+            now; the same answer on all ranks.
         progress: called with a short sentence as long steps advance.
     """
 
@@ -36,7 +37,7 @@ class BoundOptions:
     sparse_rows: bool = True
     sparse_alpha: bool = True
     intermediate: str = "crown"
-    out_of_time: Callable[[], bool] = never
+    out_of_time: Callable[[float], bool] = never
     progress: Callable[[str], None] | None = None
 
 

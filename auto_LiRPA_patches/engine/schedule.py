@@ -92,7 +92,7 @@ def bound_rows(
     """
     parts = []
     for start, stop in cut.ranges(rows.count):
-        if options.out_of_time():
+        if options.out_of_time(0.0):
             raise OutOfTimeError(f"out of time at {state.graph.nodes[node].name}, row {start}.")
         part = lower_bounds(
             state.graph, state.box, node, rows.narrow(start, stop), lambda i: state.lines(i, None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.adam import ParameterGroup, ProjectedAdam
 from auto_LiRPA_patches.engine.backward import Observe, lower_bounds
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.relaxations import Relaxations
@@ -111,7 +112,7 @@ def optimize_subproblems(
     batch: Subproblems,
     options: BetaOptions,
     open_rows: Callable[[Tensor], Tensor],
-    out_of_time: Callable[[], bool],
+    out_of_time: Callable[[float], bool],
     *,
     stop_early: bool = True,
 ) -> Optimized:
@@ -148,18 +149,19 @@ def _descend(
     state: Relaxations,
     options: BetaOptions,
     open_rows: Callable[[Tensor], Tensor],
-    out_of_time: Callable[[], bool],
+    out_of_time: Callable[[float], bool],
     stop_early: bool,
 ) -> Optimized:
     alphas, betas = list(working.alphas.values()), list(working.betas.values())
     for leaf in (*alphas, *betas):
         leaf.requires_grad_(True)
-    groups = [
-        {"params": leaves, "lr": rate}
-        for leaves, rate in ((alphas, options.alpha_rate), (betas, options.beta_rate))
-        if leaves
-    ]
-    adam = torch.optim.Adam(groups, fused=True) if groups else None
+    adam = ProjectedAdam(
+        [
+            ParameterGroup(alphas, options.alpha_rate, 0.0, 1.0),
+            ParameterGroup(betas, options.beta_rate, 0.0, None),
+        ],
+        options.decay,
+    )
     best = torch.full_like(working.rows.flatten(2)[..., 0], -torch.inf)
     kept = Optimized(
         best,
@@ -171,19 +173,11 @@ def _descend(
         kept = _keep(kept, working, lower.detach())
         wanted = open_rows(kept.lower)
         finished = stop_early and not bool(wanted.any())
-        if finished or adam is None or iteration == options.iterations or out_of_time():
+        if finished or iteration == options.iterations or not lower.requires_grad:
             break
-        adam.zero_grad(set_to_none=True)
-        loss = -torch.where(wanted, lower, torch.zeros_like(lower)).sum()
-        torch.autograd.backward(loss, inputs=[*alphas, *betas])
-        adam.step()
-        for group in adam.param_groups:
-            group["lr"] *= options.decay
-        with torch.no_grad():
-            for alpha in alphas:
-                alpha.clamp_(0, 1)
-            for beta in betas:
-                beta.clamp_(min=0)
+        if out_of_time(0.0):
+            break
+        adam.descend(-torch.where(wanted, lower, torch.zeros_like(lower)).sum())
     return kept
 
 

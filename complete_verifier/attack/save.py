@@ -34,13 +34,14 @@ class SavedCounterexample:
     outputs: np.ndarray  # [O] float32
 
 
-def counterexample_path(cex_path: Path | str, instance: int, num_instances: int) -> Path:
-    """Return the file of one instance: `cex_path` itself, or with its number where several run.
+def counterexample_path(cex_path: Path | str, instance: int, *, batch: bool) -> Path:
+    """Return the file of one instance: `cex_path` itself, or with its number in a batch.
 
-    `cex.txt` becomes `cex_7.txt` for instance 7 of a batch, so that no instance overwrites another.
+    `cex.txt` becomes `cex_7.txt` for instance 7 of a batch, so that no instance overwrites another,
+    also when a batch is worked through by several runs.
     """
     path = Path(cex_path)
-    if num_instances == 1:
+    if not batch:
         return path
     return path.with_name(f"{path.stem}_{instance}{path.suffix}")
 

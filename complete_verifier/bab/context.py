@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +62,9 @@ class BabContext:
     bounds: BoundOptions
     confirm: Confirm
 
-    @property
-    def out_of_time(self) -> Callable[[], bool]:
-        """The clock."""
-        return self.bounds.out_of_time
+    def out_of_time(self) -> bool:
+        """Whether the clock has run out; the same answer on all ranks."""
+        return self.bounds.out_of_time(0.0)
 
     def say(self, text: str) -> None:
         """Report progress."""

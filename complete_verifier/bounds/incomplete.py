@@ -91,6 +91,8 @@ class _Verification:
             else:
                 state = crown_relaxations(self.graph, self.box, settings.bounds)
                 lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
+                if settings.method == "crown-ibp" or settings.compare_with_ibp:
+                    lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
         except OutOfTimeError:
             return RegionBounds(proven=False, timed_out=True)
         slack = self._rounding(state)

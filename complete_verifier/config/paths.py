@@ -60,6 +60,6 @@ class InputPaths:
 
 
 def _with_gz(path: Path) -> tuple[Path, ...]:
-    if path.suffix == ".gz":
+    if path.suffix == ".gz" or not path.name:  # "." has no name a suffix could be put to
         return (path,)
     return (path, path.with_name(f"{path.name}.gz"))

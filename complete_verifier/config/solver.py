@@ -89,7 +89,7 @@ class AlphaCrownConfig(Section):
         (), "--disable_optimization", "Operators whose relaxation is not optimised."
     )
     max_time: float = option(
-        1.0, "--init_max_time", "Most time to spend, as a fraction of bab.timeout.", at_least=0
+        1.0, "--init_max_time", "Most time to spend, as a fraction of what is left.", at_least=0
     )
     input_split_alpha_iteration: int = option(
         5, "--input_split_alpha_iteration", "Optimisation steps per input split.", at_least=0

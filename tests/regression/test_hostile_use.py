@@ -83,10 +83,9 @@ def test_switches_print_and_exit_0(
         (["net.onnx"], "unexpected 'net.onnx'"),
         ([], "expected a file to verify"),
         (["--onnx_path", "net.onnx"], "specification.vnnlib_path: expected a file"),
-        pytest.param(
+        (
             ["--onnx_path", ".", "--vnnlib_path", "p.vnnlib"],
             "model.onnx_path: file '.' not found",
-            marks=pytest.mark.xfail(strict=True, reason="InputPaths takes a folder's empty name"),
         ),
         (["--onnx_path", "/tmp", "--vnnlib_path", "p"], "model.onnx_path: file '/tmp' not found"),
         (["--onnx_path", "net.onnx", "--vnnlib_path", "q"], "file 'q' not found"),

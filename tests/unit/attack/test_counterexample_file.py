@@ -53,9 +53,9 @@ def test_the_decimal_written_for_the_end_of_a_box_lies_in_the_box() -> None:
 
 
 def test_instances_of_a_batch_have_their_own_files() -> None:
-    paths = {str(counterexample_path("out/cex.txt", number, 3)) for number in range(3)}
+    paths = {str(counterexample_path("out/cex.txt", number, batch=True)) for number in range(3)}
     assert paths == {"out/cex_0.txt", "out/cex_1.txt", "out/cex_2.txt"}
-    assert str(counterexample_path("out/cex.txt", 7, 1)) == "out/cex.txt"
+    assert str(counterexample_path("out/cex.txt", 7, batch=False)) == "out/cex.txt"
 
 
 def test_several_violated_instances_leave_one_replayable_file_each(build, tmp_path) -> None:
@@ -78,7 +78,7 @@ def test_several_violated_instances_leave_one_replayable_file_each(build, tmp_pa
             confirm=lambda region, x: confirm(onnx_path, region, x, run_onnx),
         )
         assert result.counterexample is not None
-        path = counterexample_path(tmp_path / "cex.txt", number, len(regions))
+        path = counterexample_path(tmp_path / "cex.txt", number, batch=True)
         write_counterexample(path, result.counterexample)
     saved = [read_counterexample(tmp_path / f"cex_{number}.txt") for number in range(3)]
     for region, numbers in zip(regions, saved, strict=True):

@@ -141,7 +141,7 @@ def test_a_lost_child_would_prove_what_is_false(monkeypatch: pytest.MonkeyPatch)
 def _after(rounds: int):
     """A clock that runs out at the given question."""
     asked = iter(range(10**9))
-    return lambda: next(asked) > rounds * 50
+    return lambda *_: next(asked) > rounds * 50
 
 
 def test_a_boundary_value_is_a_violation_and_a_fixed_leaf_is_evaluated() -> None:
@@ -217,7 +217,7 @@ def test_limits_end_the_run_without_a_proof(worst_first: bool) -> None:
     narrow = decide(network, where, replace(settings, max_domains=5))
     assert narrow.ending is Ending.MAX_DOMAINS
     assert narrow.domains_left > 5
-    assert decide(network, where, settings, out_of_time=lambda: True).ending is Ending.TIMEOUT
+    assert decide(network, where, settings, out_of_time=lambda *_: True).ending is Ending.TIMEOUT
     assert np.isfinite(narrow.lower_bound)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.options import BoundOptions, never
 from auto_LiRPA_patches.engine.schedule import crown_relaxations
 from auto_LiRPA_patches.engine.subproblems import (
     BetaOptions,
@@ -16,10 +16,6 @@ from auto_LiRPA_patches.operators.interval import Interval
 from tests.unit.engine import nets
 
 BATCH = 24
-
-
-def _never() -> bool:
-    return False
 
 
 def _problem(seed: int) -> tuple[Subproblems, nn.Sequential]:
@@ -79,7 +75,7 @@ def test_bounds_hold_on_every_point_that_meets_the_splits() -> None:
                 problem,
                 BetaOptions(iterations=iterations, alpha_rate=0.2, beta_rate=0.3),
                 lambda lower: torch.ones_like(lower, dtype=torch.bool),
-                _never,
+                never,
             )
             assert bool((found.lower <= smallest + 1e-9).all()), (seed, iterations)
 
@@ -91,9 +87,9 @@ def test_beta_tightens_and_its_wrong_sign_would_be_seen() -> None:
         return torch.ones_like(lower, dtype=torch.bool)
 
     options = BetaOptions(iterations=40, alpha_rate=0.2, beta_rate=0.0)
-    without = optimize_subproblems(problem, options, everything, _never).lower
+    without = optimize_subproblems(problem, options, everything, never).lower
     with_beta = optimize_subproblems(
-        problem, BetaOptions(iterations=40, alpha_rate=0.2, beta_rate=0.3), everything, _never
+        problem, BetaOptions(iterations=40, alpha_rate=0.2, beta_rate=0.3), everything, never
     ).lower
     assert bool((with_beta > without + 1e-3).any())
     # The likely bug: the multiplier is added with the wrong sign.
@@ -114,7 +110,7 @@ def test_alpha_and_beta_returned_give_the_bound_again() -> None:
         problem,
         BetaOptions(iterations=15, alpha_rate=0.2, beta_rate=0.2),
         lambda lower: torch.ones_like(lower, dtype=torch.bool),
-        _never,
+        never,
     )
     again = Subproblems(
         problem.graph, problem.box, problem.features, problem.rows, problem.bounds, problem.signs,

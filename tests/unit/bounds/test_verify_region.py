@@ -225,7 +225,7 @@ def test_scaling_output_and_threshold_does_not_change_the_verdict() -> None:
 def test_no_time_at_all_is_timed_out_and_proves_nothing(method: str) -> None:
     network, where = random_problem(1)
     settings = with_method(method)
-    settings = replace(settings, bounds=replace(settings.bounds, out_of_time=lambda: True))
+    settings = replace(settings, bounds=replace(settings.bounds, out_of_time=lambda *_: True))
     result = verify_region(network, where, settings)
     assert (result.proven, result.timed_out, result.crown) == (False, True, ())
 
@@ -239,14 +239,14 @@ def test_time_that_runs_out_during_alpha_crown_keeps_crowns_margins() -> None:
     asked = itertools.count()
     calls_of_crown = 0
 
-    def counting() -> bool:
+    def counting(*_: float) -> bool:
         nonlocal calls_of_crown
         calls_of_crown += 1
         return False
 
     settings = replace(QUICK, bounds=BoundOptions(out_of_time=counting))
     verify_region(network, where, replace(settings, method="crown"))
-    late = BoundOptions(out_of_time=lambda: next(asked) >= calls_of_crown)
+    late = BoundOptions(out_of_time=lambda *_: next(asked) >= calls_of_crown)
     result = verify_region(network, where, replace(QUICK, bounds=late))
     assert result.timed_out
     assert not result.proven
