@@ -13,7 +13,12 @@ from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.lines import step_through
 from auto_LiRPA_patches.operators.s_shaped import Sigmoid, SShaped, Tanh
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
-from tests.unit.operators.activation_checks import assert_encloses, intervals, line_values
+from tests.unit.operators.activation_checks import (
+    PRECISIONS,
+    assert_encloses,
+    intervals,
+    line_values,
+)
 
 KINDS = [Sigmoid, Tanh]
 
@@ -27,21 +32,25 @@ def box_of(*pairs: tuple[float, float], dtype: torch.dtype = torch.float64) -> I
     return Interval(lower.unsqueeze(0), upper.unsqueeze(0))
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_default_lines_enclose_the_function(kind: type[SShaped]) -> None:
-    box = intervals()
+def test_default_lines_enclose_the_function(kind: type[SShaped], precision: torch.dtype) -> None:
+    box = intervals(precision)
     operator = make(kind, box.lower.shape[1])
     assert_encloses(operator, operator.lines(operator.relax(box, None), None), box, largest=1.0)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_lines_of_every_alpha_enclose_the_function(kind: type[SShaped]) -> None:
-    box = intervals()
+def test_lines_of_every_alpha_enclose_the_function(
+    kind: type[SShaped], precision: torch.dtype
+) -> None:
+    box = intervals(precision)
     operator = make(kind, box.lower.shape[1])
     generator = torch.Generator().manual_seed(1)
     steady = torch.linspace(0, 1, 6)[:, None].expand(-1, box.lower.shape[1])
     mixed = torch.rand(2, box.lower.shape[1], generator=generator)
-    rows = torch.cat([steady, mixed])
+    rows = torch.cat([steady, mixed]).to(precision)
     alpha = torch.stack([rows, rows.flip(0)]).unsqueeze(2)
     lines = operator.lines(operator.relax(box, None), alpha)
     for row in range(rows.shape[0]):
