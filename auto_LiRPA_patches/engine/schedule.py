@@ -7,6 +7,7 @@ that leaves unstable are bounded by backward passes in row chunks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -58,7 +59,8 @@ def crown_relaxations(
                 elements = elements_to_bound(graph, node, bounds, options)
                 if elements.numel():
                     refined = crown_interval(state, node, elements, options)
-                    bounds = scatter(bounds, elements, refined).intersect(bounds)
+                    tighter = scatter(bounds, elements, refined).intersect(bounds)
+                    bounds = _where_unstable(graph, node, bounds, tighter, options)
             if known is not None and node in known:
                 bounds = bounds.intersect(known[node])
             state.set_bounds(node, bounds.require_sound(graph.nodes[node].name))
@@ -159,6 +161,23 @@ def elements_to_bound(graph: Graph, node: int, bounds: Interval, options: BoundO
         else:
             wanted[:] = True
     return everything[wanted]
+
+
+def _where_unstable(
+    graph: Graph, node: int, bounds: Interval, tighter: Interval, options: BoundOptions
+) -> Interval:
+    """`tighter` where it can matter; `bounds` where every relaxation is exact already.
+
+    Without `sparse_rows` all elements were bounded. Keeping all of that would tighten the interval
+    images above, so that the option changed bounds and not only the work.
+    """
+    if options.sparse_rows:
+        return tighter
+    wanted = elements_to_bound(graph, node, bounds, replace(options, sparse_rows=True))
+    shape = bounds.lower.shape
+    refined = Interval(tighter.lower.flatten(1)[:, wanted], tighter.upper.flatten(1)[:, wanted])
+    chosen = scatter(bounds, wanted, refined)
+    return Interval(chosen.lower.view(shape), chosen.upper.view(shape))
 
 
 def relaxed_features(

@@ -75,7 +75,7 @@ class Interval:
         above = lower > upper
         if not bool(above.any()):
             return self
-        slack = 1e-3 * torch.maximum(lower.abs(), upper.abs()).clamp(min=1.0)
+        slack = 1e-3 * torch.maximum(lower.abs(), upper.abs()) + 1e-5
         crossed = (lower - upper) > slack
         if bool(crossed.any()):
             worst = float((lower - upper)[crossed].max())

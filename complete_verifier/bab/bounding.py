@@ -104,7 +104,7 @@ class Bounding:
     def margin(self, batch: DomainBatch, lower: Tensor) -> Tensor:
         """``[B]`` float64: the best row's bound minus its threshold; NaN counts as -inf."""
         margins = lower.double() - self.thresholds(batch)
-        return margins.nan_to_num(nan=-torch.inf, posinf=torch.inf).amax(dim=0)
+        return margins.nan_to_num(nan=-torch.inf, posinf=-torch.inf).amax(dim=0)
 
     def optimize(
         self, batch: DomainBatch, options: BetaOptions, *, stop_early: bool

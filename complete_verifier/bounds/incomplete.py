@@ -22,6 +22,7 @@ from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, 
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bounds.output_rows import OutputRows, output_rows
 from complete_verifier.bounds.root import Root
+from complete_verifier.bounds.rounding import rounding_allowance
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Region
@@ -34,7 +35,8 @@ class RegionBounds:
     Attributes:
         proven: every clause is impossible over the box.
         crown: margin (lower bound minus right-hand side) per constraint, in the order of the
-            clauses' rows, by the method's first pass; empty if time ran out before.
+            clauses' rows, by the method's first pass; empty if time ran out before. A proof needs
+            more than zero: see `rounding_allowance`.
         alpha_crown: the same after α-CROWN; empty where it did not run.
         iterations: α steps taken.
         timed_out: the clock ended the work early.
@@ -91,13 +93,15 @@ class _Verification:
             else:
                 state = crown_relaxations(self.graph, self.box, settings.bounds)
                 lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
-                if settings.method == "crown-ibp" or settings.compare_with_ibp:
-                    lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
+                # Lines over wide intervals can be looser than the intervals themselves.
+                lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
         except OutOfTimeError:
             return RegionBounds(proven=False, timed_out=True)
-        slack = self._rounding(state)
-        first = lower[:, 0].double().cpu().numpy() - slack
+        coefficients = self._rounding(state)
+        first = lower[:, 0].double().cpu().numpy() - coefficients
         margins = tuple(self.rows.margins(first).tolist())
+        allowance = rounding_allowance(state, self.matrix, lower)
+        first, slack = first - allowance, coefficients + allowance
         excluded = self.rows.excluded(first, settings.threshold)
         optimise = settings.method == "alpha-crown" and settings.alpha.iterations > 0
         if bool(excluded.all()) or not optimise:
@@ -105,16 +109,17 @@ class _Verification:
             alphas = self._initial_alphas(state)
             root = None if proven else self._root(state, state.bounds, alphas, first, slack)
             return RegionBounds(proven=proven, crown=margins, root=root)
-        return self._alpha(state, first, slack, excluded, margins)
+        return self._alpha(state, first, (slack, allowance), excluded, margins)
 
     def _alpha(
         self,
         state: Relaxations,
         first: np.ndarray,
-        slack: np.ndarray,
+        taken_off: tuple[np.ndarray, np.ndarray],
         excluded: np.ndarray,
         crown: tuple[float, ...],
     ) -> RegionBounds:
+        slack, allowance = taken_off
         wanted = np.ones(self.rows.num_rows, dtype=bool)
         if self.settings.prune_after_crown:
             wanted = self.rows.rows_of_open_clauses(excluded)
@@ -147,7 +152,7 @@ class _Verification:
         return RegionBounds(
             proven=proven,
             crown=crown,
-            alpha_crown=tuple(self.rows.margins(best).tolist()),
+            alpha_crown=tuple(self.rows.margins(best + allowance).tolist()),
             iterations=result.iterations,
             timed_out=result.timed_out and not proven,
             root=root,

@@ -25,8 +25,8 @@ class Root:
         alphas: per activation ``[K, S, 1, F]``, S the functionals of `rows`; CROWN's own slopes
             where α was not optimised.
         rows: the functionals and the clauses that use them.
-        lower: ``[S]`` float64 lower bounds, rounding of the coefficients taken off.
-        slack: ``[S]`` float64, what rounding the coefficients took off.
+        lower: ``[S]`` float64 lower bounds, `slack` taken off.
+        slack: ``[S]`` float64, what rounding may account for.
         excluded: ``[num_clauses]`` clauses that are impossible already.
     """
 

@@ -22,8 +22,6 @@ class BoundSettings:
         alpha: how α is optimised; iterations 0 leaves CROWN's slopes.
         threshold: margin a proof must exceed.
         relu_lower_slope: `solver.crown.activation_bound_option`.
-        compare_with_ibp: keep interval bounds of the rows where they are tighter; CROWN-IBP
-            always does, since the lines over wide intervals can be looser than the intervals.
         prune_after_crown: leave rows out of α-CROWN that no open clause uses.
     """
 
@@ -32,7 +30,6 @@ class BoundSettings:
     alpha: AlphaOptions = AlphaOptions()
     threshold: float = 0.0
     relu_lower_slope: str = "adaptive"
-    compare_with_ibp: bool = False
     prune_after_crown: bool = True
 
 
@@ -61,6 +58,5 @@ def bound_settings(config: Config) -> BoundSettings:
         ),
         threshold=float(bab.decision_thresh),
         relu_lower_slope=solver.crown.activation_bound_option,
-        compare_with_ibp=solver.crown.compare_crown_with_ibp,
         prune_after_crown=solver.prune_after_crown,
     )

@@ -106,7 +106,10 @@ class BabConfig(Section):
         float("inf"), "--max_domains", "Most subproblems before giving up.", at_least=0
     )
     decision_thresh: float = option(
-        0.0, "--decision_thresh", "Value that a row's lower bound must exceed to be proven."
+        0.0,
+        "--decision_thresh",
+        "Value that a row's lower bound must exceed to be proven.",
+        at_least=0,
     )
     timeout: float = option(360.0, "--timeout", "Seconds per instance.", above=0)
     timeout_scale: float = option(

@@ -6,7 +6,6 @@ A failure means `unsat` for a property that a point of the box violates when the
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from complete_verifier.bounds.incomplete import verify_region
@@ -14,9 +13,6 @@ from complete_verifier.bounds.settings import BoundSettings
 from tests.unit.bounds.region_cases import at_most, linear, mlp, network_of, outputs, region
 
 CROWN = BoundSettings(method="crown")
-NO_ALLOWANCE = pytest.mark.xfail(
-    strict=True, reason="margins are compared with zero; nothing is taken off for rounding"
-)
 
 
 def test_the_attained_minimum_of_the_identity_is_never_excluded() -> None:
@@ -29,7 +25,6 @@ def test_the_attained_minimum_of_the_identity_is_never_excluded() -> None:
         assert not verify_region(network, where, CROWN).proven
 
 
-@NO_ALLOWANCE
 def test_the_value_that_evaluation_gives_is_never_excluded_at_a_point() -> None:
     for seed in range(30):
         torch.manual_seed(seed)
@@ -40,7 +35,6 @@ def test_the_value_that_evaluation_gives_is_never_excluded_at_a_point() -> None:
         assert not verify_region(network, where, CROWN).proven
 
 
-@NO_ALLOWANCE
 def test_outputs_that_float32_cannot_tell_apart_are_not_proven_different() -> None:
     """Rows that differ in the last place: y_0 > y_1 in exact arithmetic, equal when evaluated."""
     weight = np.float32(0.3)

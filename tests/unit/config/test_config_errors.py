@@ -87,7 +87,7 @@ TEXT_ERRORS = {
     ),
     "not a number": (
         "bab:\n  decision_thresh: .nan\n",
-        "bab.decision_thresh: expected a number, got .nan (x.yaml:2). "
+        "bab.decision_thresh: expected a number >= 0, got .nan (x.yaml:2). "
         "Correct it, or remove the line for the default 0.",
     ),
     "wrong type: many lines of text": (

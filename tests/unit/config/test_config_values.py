@@ -26,7 +26,9 @@ def test_infinity(written: str, load) -> None:
     ("written", "value"), [("1e-3", 1e-3), ("1.e-2", 1e-2), (".5", 0.5), ("0.", 0.0), ("-3", -3.0)]
 )
 def test_fractions_in_every_spelling(written: str, value: float, load) -> None:
-    assert load(f"bab:\n  decision_thresh: {written}\n").config.bab.decision_thresh == value
+    text = f"bab:\n  branching:\n    nonlinear_split:\n      loose_tanh_threshold: {written}\n"
+    loaded = load(text).config.bab.branching.nonlinear_split
+    assert loaded.loose_tanh_threshold == value
 
 
 @pytest.mark.parametrize(("written", "value"), [("True", True), ("yes", True), ("off", False)])

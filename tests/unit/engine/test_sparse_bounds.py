@@ -83,24 +83,12 @@ def test_sparse_alpha_changes_no_bound_of_other_nets(name: str, seed: int) -> No
         torch.testing.assert_close(sparse.lower, full.lower, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv", "mixed", "product"])
-@pytest.mark.parametrize("seed", [71, 72, 73])
-def test_sparse_rows_change_no_bound_of_shallow_nets(name: str, seed: int) -> None:
+@pytest.mark.parametrize("name", ["mlp", "conv", "mixed", "product", "deep", "residual"])
+@pytest.mark.parametrize("seed", range(70, 74))
+def test_sparse_rows_change_no_bound(name: str, seed: int) -> None:
+    """Field case 28. Bounds of stable neurons must not tighten the images above them."""
     sparse, full = with_and_without_sparse_rows(name, seed)
     torch.testing.assert_close(sparse, full, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["deep", "residual"])
-@pytest.mark.parametrize("seed", range(70, 76))
-def test_sparse_rows_hardly_loosen_deep_nets(name: str, seed: int) -> None:
-    """Stable neurons keep their interval images; the images of later layers are made from those.
-
-    So where an image is tighter than CROWN's bound of an unstable neuron two layers up, leaving
-    stable neurons out costs a little.
-    """
-    sparse, full = with_and_without_sparse_rows(name, seed)
-    assert bool((full >= sparse - 1e-9).all())
-    assert bool((full - sparse <= 0.02 * sparse.abs().clamp(min=1)).all())
 
 
 def with_and_without_sparse_rows(name: str, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,46 @@
+"""How much of a bound may be rounding.
+
+Bounds are computed in floating point, and so are the outputs a user will see. A margin within that
+noise proves nothing: one more rounding, and the network violates the property when it is run. So a
+proof must clear an allowance that scales with the numbers that were added up. It is an estimate
+(eight units in the last place of their sum), not a bound of the worst case, which grows with every
+layer beyond use.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.backward import input_form
+from auto_LiRPA_patches.engine.relaxations import Relaxations
+from auto_LiRPA_patches.engine.rows import SpecRows
+
+_UNITS = 8
+
+
+def rounding_allowance(state: Relaxations, matrix: Tensor, lower: Tensor) -> np.ndarray:
+    """What a lower bound must exceed its threshold by, per functional.
+
+    Args:
+        state: the region's relaxations.
+        matrix: ``[S, O]`` functionals of the output.
+        lower: ``[S, 1]`` their bounds.
+
+    Returns:
+        ``[S]`` float64, >= 0: eight units in the last place of
+        ``|bound| + |functional| . |outputs at the box's centre| + |coefficients| . |inputs|``.
+        A NaN stays one, and excludes nothing.
+    """
+    graph, box = state.graph, state.box
+    rows = SpecRows(matrix.view(-1, *graph.output_shape))
+    with torch.no_grad():
+        coeffs, _ = input_form(graph, box, graph.output, rows, lambda i: state.lines(i, None))
+        size = lower[:, 0].abs()
+        size = size + matrix.abs() @ graph.forward(box.center)[0].flatten().abs()
+        if coeffs is not None:
+            largest = torch.maximum(box.lower.abs(), box.upper.abs())[0].flatten()
+            size = size + coeffs[:, 0].flatten(1).abs() @ largest
+    unit = torch.finfo(lower.dtype).eps
+    return _UNITS * unit * size.double().cpu().numpy()
