@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from complete_verifier.attack.settings import AttackSettings, LossMode, StartMode
 from complete_verifier.bab.context import BabSettings
-from complete_verifier.bab.settings import bab_settings
+from complete_verifier.bab.input_settings import InputSplitSettings
+from complete_verifier.bab.settings import bab_settings, input_split_settings, splits_inputs
 from complete_verifier.bounds.settings import BoundSettings, bound_settings
 from complete_verifier.config import Config
 
@@ -22,6 +24,9 @@ class Effort:
         incomplete: whether bounds may decide before branching
             (`general.enable_incomplete_verification`).
         branching: effort of branch and bound; None for `complete_verifier: skip`.
+        input_split: how input boxes are split, where they are.
+        splits_inputs: whether they are, for a number of inputs and whether ReLU is the network's
+            only nonlinearity.
         alpha_share: fraction of the time left that bounds may take (`alpha-crown.max_time`).
         seed: of the attack, the same for every instance.
     """
@@ -31,6 +36,8 @@ class Effort:
     bounds: BoundSettings
     incomplete: bool
     branching: BabSettings | None
+    input_split: InputSplitSettings
+    splits_inputs: Callable[[int, bool], bool]
     alpha_share: float
     seed: int
 
@@ -56,6 +63,8 @@ def effort(config: Config) -> Effort:
         bounds=bound_settings(config),
         incomplete=config.general.enable_incomplete_verification,
         branching=None if config.general.complete_verifier == "skip" else bab_settings(config),
+        input_split=input_split_settings(config),
+        splits_inputs=lambda inputs, relu: splits_inputs(config, inputs, relu_only=relu),
         alpha_share=config.solver.alpha_crown.max_time,
         seed=config.general.seed,
     )

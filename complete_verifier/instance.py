@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from auto_LiRPA_patches.engine.subproblems import relu_like
 from auto_LiRPA_patches.errors import NonFiniteBoundError
 from complete_verifier.attack.counterexample import Counterexample, confirm
 from complete_verifier.attack.search import attack_specification
 from complete_verifier.bab.activation import activation_branch_and_bound
-from complete_verifier.bab.context import BabContext
+from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bounds.incomplete import RegionBounds, verify_region
 from complete_verifier.bounds.memory import memory_limit
@@ -145,20 +147,13 @@ class InstanceRun:
         if settings is None:
             return found
         start = self._clock.seconds()
-        context = self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds
         total = BranchAndBound()
         for region, bounds in zip(self._specification.regions, found.regions, strict=False):
             if bounds.proven:
                 continue
-            if bounds.root is None:
-                return replace(found, bab=total, bab_seconds=self._clock.seconds() - start)
-            outcome = activation_branch_and_bound(
-                bounds.root,
-                BabContext(
-                    network=self._network, region=region, bounds=context, confirm=self._confirm
-                ),
-                settings,
-            )
+            outcome = self._branch_region(region, bounds, settings)
+            if outcome is None:
+                return found
             total = _added(total, outcome)
             found = replace(found, bab=total, bab_seconds=self._clock.seconds() - start)
             if outcome.ending is Ending.VIOLATED:
@@ -175,6 +170,23 @@ class InstanceRun:
             verdict=Verdict.UNSAT,
             reason=f"branch and bound, {total.domains_visited} subproblems",
         )
+
+    def _branch_region(
+        self, region: Region, bounds: RegionBounds, settings: BabSettings
+    ) -> BabOutcome | None:
+        """One region's branch and bound; None where it cannot start."""
+        context = BabContext(
+            network=self._network,
+            region=region,
+            bounds=self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds,
+            confirm=self._confirm,
+        )
+        graph = self._network.graph
+        if self._effort.splits_inputs(self._network.num_inputs, relu_like(graph)):
+            return input_branch_and_bound(context, self._effort.input_split, settings)
+        if bounds.root is None:
+            return None
+        return activation_branch_and_bound(bounds.root, context, settings)
 
     def _bound_settings(
         self, settings: BoundSettings, alpha_share: float | None = None

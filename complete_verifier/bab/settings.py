@@ -1,9 +1,11 @@
-"""The part of the config that branch and bound depends on."""
+"""The parts of the config that branch and bound depends on."""
 
 from __future__ import annotations
 
+from auto_LiRPA_patches.engine.options import AlphaOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from complete_verifier.bab.context import BabSettings
+from complete_verifier.bab.input_settings import BOUNDING, HEURISTICS, InputSplitSettings
 from complete_verifier.config import Config
 
 _METHODS = ("kfsb", "fsb", "kfsb-intercept-only", "babsr", "intercept", "random")
@@ -36,4 +38,45 @@ def bab_settings(config: Config) -> BabSettings:
         synchronous=bab.force_synchronous,
         threshold=float(bab.decision_thresh),
         seed=config.general.seed,
+    )
+
+
+def splits_inputs(config: Config, num_inputs: int, *, relu_only: bool) -> bool:
+    """Whether input boxes are split rather than activations.
+
+    `bab.branching.input_split.enable` says so; `complete_verifier: auto` does for networks with
+    few inputs; and where activations cannot be split at zero, inputs are the only choice.
+    """
+    split = config.bab.branching.input_split
+    few = num_inputs <= split.input_dim_threshold
+    if split.enable or (config.general.complete_verifier == "auto" and few):
+        return True
+    return few and not relu_only
+
+
+def input_split_settings(config: Config) -> InputSplitSettings:
+    """The settings a resolved config states for splitting inputs.
+
+    `bab.branching.method` may name a heuristic for activations; then smart branching serves here.
+    """
+    alpha, branching = config.solver.alpha_crown, config.bab.branching
+    split = branching.input_split
+    method, bounding = str(branching.method), str(config.solver.bound_prop_method)
+    return InputSplitSettings(
+        heuristic=method if method in HEURISTICS else "sb",
+        bounding=bounding if bounding in BOUNDING else "crown",
+        alpha=AlphaOptions(
+            iterations=alpha.input_split_alpha_iteration if alpha.alpha else 0,
+            learning_rate=alpha.input_split_lr_alpha,
+            decay=alpha.lr_decay,
+        ),
+        ibp_enhancement=split.ibp_enhancement,
+        compare_with_old_bounds=split.compare_with_old_bounds,
+        adv_check=split.adv_check,
+        sb_margin_weight=split.sb_margin_weight,
+        sb_sum=split.sb_sum,
+        sb_coeff_thresh=split.sb_coeff_thresh,
+        bf_backup_thresh=split.bf_backup_thresh,
+        bf_iters=split.bf_iters,
+        bf_batch_size=split.bf_batch_size,
     )

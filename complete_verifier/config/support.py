@@ -46,8 +46,7 @@ class Support:
     vnnlib_replaces: bool = False
 
 
-_OWN_BRANCHING = "branching on activations decides with its own heuristics"
-_NO_INPUT_SPLIT = "input splitting is not part of this release; activations are split instead"
+_OWN_BRANCHING = "it only steers branching; the run goes on without it"
 _NO_MIP = "MIP solvers are not part of this release"
 _NO_CUTS = "cutting planes are not part of this release"
 _NO_CLIPPING = "domain clipping is not part of this release"
@@ -193,8 +192,8 @@ SUPPORT: Mapping[str, Support] = {
     "solver.alpha-crown.matmul_share_alphas": _ignored("each row keeps its own alpha"),
     "solver.alpha-crown.disable_optimization": _ignored(_FASTER_ONLY),
     "solver.alpha-crown.max_time": _DONE,
-    "solver.alpha-crown.input_split_alpha_iteration": _ignored(_NO_INPUT_SPLIT),
-    "solver.alpha-crown.input_split_lr_alpha": _ignored(_NO_INPUT_SPLIT),
+    "solver.alpha-crown.input_split_alpha_iteration": _DONE,
+    "solver.alpha-crown.input_split_lr_alpha": _DONE,
     "solver.invprop.": _refused(_NO_INVPROP),
     "solver.beta-crown.lr_alpha": _DONE,
     "solver.beta-crown.lr_beta": _DONE,
@@ -228,8 +227,19 @@ SUPPORT: Mapping[str, Support] = {
     "bab.branching.method": Support(
         Status.IGNORED,
         _OWN_BRANCHING,
-        implemented=("kfsb", "fsb", "kfsb-intercept-only", "babsr", "intercept", "random"),
+        implemented=(
+            *("kfsb", "fsb", "kfsb-intercept-only", "babsr", "intercept", "random"),
+            *("naive", "sb", "brute-force"),
+        ),
     ),
+    **{
+        f"bab.branching.input_split.{name}": _DONE
+        for name in (
+            *("enable", "input_dim_threshold", "adv_check", "sb_margin_weight", "sb_sum"),
+            *("sb_coeff_thresh", "bf_backup_thresh", "bf_iters", "bf_batch_size"),
+            *("ibp_enhancement", "compare_with_old_bounds"),
+        )
+    },
     "bab.branching.candidates": _DONE,
     "bab.branching.reduceop": Support(
         Status.IGNORED,
