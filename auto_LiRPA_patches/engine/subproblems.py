@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -70,6 +71,11 @@ class Subproblems:
         """Number of subproblems B."""
         return int(self.rows.shape[1])
 
+    @cached_property
+    def against(self) -> dict[int, Tensor]:
+        """Minus the signs of activations that have any split."""
+        return {index: -self.signs[index] for index in self.betas}
+
     def relaxations(self) -> Relaxations:
         """Relaxations over the subproblems' bounds; made once per optimisation."""
         state = Relaxations(self.graph, self.box, self.features)
@@ -82,13 +88,14 @@ class Subproblems:
 
         Claim: ``rows . f(x) >= result`` for every x of the subproblem.
         """
+        against = self.against
 
         def lines_at(index: int) -> object:
             lines = state.lines(index, self.alphas)
-            beta, sign = self.betas.get(index), self.signs.get(index)
+            beta, sign = self.betas.get(index), against.get(index)
             if beta is None or sign is None or not isinstance(lines, Lines):
                 return lines
-            return replace(lines, shift=-beta * sign)
+            return replace(lines, shift=beta * sign)
 
         rows = BatchRows(self.rows)
         return lower_bounds(self.graph, self.box, self.graph.output, rows, lines_at, observe)
@@ -127,74 +134,115 @@ def optimize_subproblems(
     Returns:
         Per subproblem and row the best bound met. A NaN never replaces a bound.
     """
-    state = batch.relaxations()
     betas = {
-        index: batch.betas.get(index, sign.new_zeros(batch.rows.shape[0], *sign.shape))
+        index: batch.betas.get(index, sign.new_zeros(batch.rows.shape[0], *sign.shape)).clone()
         for index, sign in batch.signs.items()
         if bool((sign != 0).any())
     }
-    working = replace(
-        batch,
-        alphas={index: alpha.clone() for index, alpha in batch.alphas.items()},
-        betas={index: beta.clone() for index, beta in betas.items()},
-    )
+    alphas = {index: alpha.clone() for index, alpha in batch.alphas.items()}
+    batch = replace(batch, alphas=alphas, betas=betas)
     if options.iterations == 0:
         with torch.no_grad():
-            return Optimized(working.lower(state), dict(working.alphas), dict(working.betas))
-    return _descend(working, state, options, open_rows, out_of_time, stop_early)
+            return Optimized(batch.lower(batch.relaxations()), alphas, betas)
+    return _Descent(batch, options).run(open_rows, out_of_time, stop_early)
 
 
-def _descend(
-    working: Subproblems,
-    state: Relaxations,
-    options: BetaOptions,
-    open_rows: Callable[[Tensor], Tensor],
-    out_of_time: Callable[[float], bool],
-    stop_early: bool,
-) -> Optimized:
-    alphas, betas = list(working.alphas.values()), list(working.betas.values())
-    for leaf in (*alphas, *betas):
-        leaf.requires_grad_(True)
-    adam = ProjectedAdam(
-        [
-            ParameterGroup(alphas, options.alpha_rate, 0.0, 1.0),
-            ParameterGroup(betas, options.beta_rate, 0.0, None),
-        ],
-        options.decay,
+class _Descent:
+    """One run of the optimiser. Subproblems that are done leave the batch on the way."""
+
+    def __init__(self, batch: Subproblems, options: BetaOptions) -> None:
+        self.options = options
+        self.best = torch.full_like(batch.rows.flatten(2)[..., 0], -torch.inf)
+        self.kept = Optimized(self.best, dict(batch.alphas), dict(batch.betas))
+        self.place = torch.arange(batch.count, device=batch.rows.device)
+        self.working = _leaves(batch, None)
+        self.state = batch.relaxations()
+        self.adam = ProjectedAdam(self._groups(), options.decay)
+
+    def run(
+        self,
+        open_rows: Callable[[Tensor], Tensor],
+        out_of_time: Callable[[float], bool],
+        stop_early: bool,
+    ) -> Optimized:
+        options = self.options
+        for iteration in range(options.iterations + 1):
+            lower = self.working.lower(self.state)
+            last = iteration == options.iterations
+            self._keep(lower.detach())
+            wanted = open_rows(self.best)[:, self.place]
+            if stop_early and not bool(wanted.any()):
+                break
+            if last or not lower.requires_grad or out_of_time(0.0):
+                break
+            self.adam.descend(-torch.where(wanted, lower, torch.zeros_like(lower)).sum())
+            if stop_early and iteration % _NARROW_EVERY == _NARROW_EVERY - 1:
+                self._narrow(wanted.any(dim=0))
+        return replace(self.kept, lower=self.best)
+
+    def _keep(self, lower: Tensor) -> None:
+        """Take over bounds that improved, with their α and β (whole rows: no mask, no where)."""
+        better = lower > self.best[:, self.place]
+        self.best[:, self.place] = torch.where(better, lower, self.best[:, self.place])
+        for own, kept in (
+            (self.working.alphas, self.kept.alphas),
+            (self.working.betas, self.kept.betas),
+        ):
+            for index, tensor in own.items():
+                for row in range(better.shape[0]):
+                    chosen = better[row].nonzero().squeeze(1)
+                    source = tensor.detach()[..., row, :, :].index_select(-2, chosen)
+                    kept[index][..., row, :, :].index_copy_(-2, self.place[chosen], source)
+
+    def _narrow(self, unfinished: Tensor) -> None:
+        """Go on without the finished subproblems once they are worth the copying."""
+        if float(unfinished.float().mean()) > _WORTH_NARROWING:
+            return
+        index = unfinished.nonzero().squeeze(1)
+        self.working = _leaves(self.working, index)
+        self.place = self.place[index]
+        self.state = self.working.relaxations()
+        self.adam.select(self._groups(), index, -2)
+
+    def _groups(self) -> list[ParameterGroup]:
+        alphas, betas = self.working.alphas, self.working.betas
+        return [
+            ParameterGroup(list(alphas.values()), self.options.alpha_rate, 0.0, 1.0),
+            ParameterGroup(list(betas.values()), self.options.beta_rate, 0.0, None),
+        ]
+
+
+_NARROW_EVERY = 4
+_WORTH_NARROWING = 0.75
+
+
+def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
+    """The subproblems at `index` (None = all) with α and β as fresh leaves of the gradient."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        chosen = tensor.detach()
+        chosen = chosen.clone() if index is None else chosen.index_select(-2, index)
+        return chosen.requires_grad_(True)
+
+    alphas = {key: leaf(alpha) for key, alpha in batch.alphas.items()}
+    betas = {key: leaf(beta) for key, beta in batch.betas.items()}
+    if index is None:
+        return replace(batch, alphas=alphas, betas=betas)
+    shared = batch.box.lower.shape[0] == 1
+    box = batch.box if shared else _rows(batch.box, index)
+    return replace(
+        batch,
+        box=box,
+        rows=batch.rows.index_select(1, index),
+        bounds={node: _rows(bounds, index) for node, bounds in batch.bounds.items()},
+        signs={key: sign.index_select(0, index) for key, sign in batch.signs.items()},
+        alphas=alphas,
+        betas=betas,
     )
-    best = torch.full_like(working.rows.flatten(2)[..., 0], -torch.inf)
-    kept = Optimized(
-        best,
-        {index: alpha.detach().clone() for index, alpha in working.alphas.items()},
-        {index: beta.detach().clone() for index, beta in working.betas.items()},
-    )
-    for iteration in range(options.iterations + 1):
-        lower = working.lower(state)
-        kept = _keep(kept, working, lower.detach())
-        wanted = open_rows(kept.lower)
-        finished = stop_early and not bool(wanted.any())
-        if finished or iteration == options.iterations or not lower.requires_grad:
-            break
-        if out_of_time(0.0):
-            break
-        adam.descend(-torch.where(wanted, lower, torch.zeros_like(lower)).sum())
-    return kept
 
 
-def _keep(kept: Optimized, working: Subproblems, lower: Tensor) -> Optimized:
-    """Take over every row whose bound improved, with its α and β."""
-    better = lower > kept.lower
-    if bool(better.all()):
-        chosen = None
-    else:
-        chosen = better.unsqueeze(-1)
-    for own, best in ((working.alphas, kept.alphas), (working.betas, kept.betas)):
-        for index, tensor in own.items():
-            source = tensor.detach()
-            best[index].copy_(
-                source if chosen is None else torch.where(chosen, source, best[index])
-            )
-    return replace(kept, lower=torch.where(better, lower, kept.lower))
+def _rows(bounds: Interval, index: Tensor) -> Interval:
+    return Interval(bounds.lower.index_select(0, index), bounds.upper.index_select(0, index))
 
 
 def relu_like(graph: Graph) -> bool:

@@ -112,13 +112,11 @@ class _LinesStep(torch.autograd.Function):
         need = ctx.needs_input_grad
         grads_out: list[Tensor | None] = [None] * 8
         if need[0]:
-            grad_relaxed = _by_sign(grad_through, relaxed, lower_slope, upper_slope)
-            if grad_bias is not None and (
-                lower_intercept is not None or upper_intercept is not None
-            ):
-                grad_relaxed += _by_sign(
-                    grad_bias.expand_as(relaxed), relaxed, lower_intercept, upper_intercept
-                )
+            upward = _line_gradient(grad_through, grad_bias, lower_slope, lower_intercept)
+            downward = _line_gradient(grad_through, grad_bias, upper_slope, upper_intercept)
+            # downward + (upward - downward) where A > 0, without a mask.
+            upward.sub_(downward)
+            grad_relaxed = downward.add_(torch.ops.aten.threshold_backward(upward, relaxed, 0.0))
             if index is None:
                 grads_out[0] = grad_relaxed
             else:
@@ -140,14 +138,14 @@ class _LinesStep(torch.autograd.Function):
         return tuple(grads_out)
 
 
-def _by_sign(values: Tensor, signs: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """``values * lower`` where `signs` is positive, ``values * upper`` elsewhere; None is zero."""
-    at_lower = torch.ops.aten.threshold_backward(values, signs, 0.0)
-    at_upper = None if upper is None else (values - at_lower).mul_(upper)
-    if lower is None:
-        return torch.zeros_like(at_lower) if at_upper is None else at_upper
-    at_lower = at_lower.mul_(lower)
-    return at_lower if at_upper is None else at_lower.add_(at_upper)
+def _line_gradient(
+    grad_through: Tensor, grad_bias: Tensor | None, slope: Tensor, intercept: Tensor | None
+) -> Tensor:
+    """Gradient of one coefficient as long as it meets this line, a new tensor."""
+    gradient = grad_through * slope
+    if intercept is not None and grad_bias is not None:
+        gradient.addcmul_(grad_bias, intercept)
+    return gradient
 
 
 def _dot(coeffs: Tensor, intercept: Tensor | None) -> Tensor | None:

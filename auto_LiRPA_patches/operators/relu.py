@@ -23,6 +23,7 @@ class ReluRelaxation(Relaxation):
         slope, intercept: ``[1, B, F]`` the upper line (the chord where l < 0 < u).
         default_slope: ``[1, B, F]`` CROWN's lower slope.
         open_mask: ``[1, B, F]`` 1 where l < 0 < u, or None when that holds everywhere.
+        closed_slope: ``[1, B, F]`` the exact slope elsewhere, 0 where l < 0 < u; with the mask.
     """
 
     pass_through: Tensor
@@ -30,6 +31,7 @@ class ReluRelaxation(Relaxation):
     intercept: Tensor
     default_slope: Tensor
     open_mask: Tensor | None
+    closed_slope: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Relu(Activation):
             intercept.unsqueeze(0),
             default.unsqueeze(0),
             mask,
+            None if mask is None else slope.detach().unsqueeze(0) * (1 - mask),
         )
 
     def initial_alpha(self, relaxation: Relaxation) -> Tensor:
@@ -94,11 +97,11 @@ class Relu(Activation):
         own = self._own(relaxation)
         if alpha is None:
             lower_slope = own.default_slope
-        elif own.open_mask is None:
+        elif own.open_mask is None or own.closed_slope is None:
             lower_slope = alpha[0]
         else:
             # Stable in some box: there the neuron is exact, whatever alpha says.
-            lower_slope = alpha[0] * own.open_mask + own.slope.detach() * (1 - own.open_mask)
+            lower_slope = torch.addcmul(own.closed_slope, alpha[0], own.open_mask)
         return Lines(own.index, own.pass_through, lower_slope, None, own.slope, own.intercept)
 
     def _default_slope(self, lower: Tensor, upper: Tensor, chord: Tensor) -> Tensor:
