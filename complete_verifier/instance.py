@@ -15,7 +15,7 @@ from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
-from complete_verifier.bounds.incomplete import RegionBounds, verify_region
+from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
 from complete_verifier.bounds.memory import memory_limit
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.clock import Clock
@@ -69,11 +69,16 @@ class InstanceRun:
         self._effort = effort
         self._clock = clock
         self._progress = progress
+        self._verifications: dict[int, RegionVerification] = {}
 
     def run(self) -> Outcome:
         """Attack and bound in the configured order; the first decision ends the instance."""
         found = Outcome(Verdict.UNKNOWN, "bounds leave the property open")
-        phases = {"before": (self._attack, self._bound), "after": (self._bound, self._attack)}
+        phases = {
+            # A region that plain bounds prove needs no attack, and they cost far less than one.
+            "before": (self._glance, self._attack, self._bound),
+            "after": (self._bound, self._attack),
+        }
         for phase in (*phases.get(self._effort.order, (self._bound,)), self._branch):
             found = phase(found)
             if found.verdict is not Verdict.UNKNOWN:
@@ -113,32 +118,65 @@ class InstanceRun:
         agreed: Counterexample | None = world.broadcast_object(found)
         return agreed
 
+    def _glance(self, found: Outcome) -> Outcome:
+        """The first bounds of every region, kept for `_bound`; decides only if they prove all."""
+        if not self._effort.incomplete:
+            return found
+        start = self._clock.seconds()
+        proven = True
+        for number in range(len(self._specification.regions)):
+            try:
+                proven = self._verification(number).first().proven and proven
+            except NonFiniteBoundError:
+                proven = False  # `_bound` meets it again and tells
+            if not proven:
+                break
+        found = replace(found, bound_seconds=self._clock.seconds() - start)
+        if not proven:
+            return found
+        regions = tuple(self._verifications[n].first() for n in sorted(self._verifications))
+        return replace(
+            found,
+            verdict=Verdict.UNSAT,
+            reason="bounds exclude every violation",
+            regions=regions,
+        )
+
+    def _verification(self, number: int) -> RegionVerification:
+        """The bounds of one region, started once."""
+        if number not in self._verifications:
+            self._verifications[number] = RegionVerification(
+                self._network,
+                self._specification.regions[number],
+                self._bound_settings(self._effort.bounds),
+            )
+        return self._verifications[number]
+
     def _bound(self, found: Outcome) -> Outcome:
         if not self._effort.incomplete and self._effort.branching is None:
             return replace(found, reason="incomplete verification is turned off")
         start = self._clock.seconds()
-        settings = self._bound_settings(self._effort.bounds)
         regions: list[RegionBounds] = []
         verdict, reason, first_open = Verdict.UNSAT, "bounds exclude every violation", ""
-        for number, region in enumerate(self._specification.regions):
+        for number in range(len(self._specification.regions)):
             try:
-                bounds = verify_region(self._network, region, settings)
+                bounds = self._verification(number).finish()
             except NonFiniteBoundError as error:
                 bounds, reason = RegionBounds(proven=False), str(error)
             else:
                 reason = reason if bounds.proven else self._open_reason(bounds, number)
+            self._verifications.pop(number, None)  # its relaxations are not needed any more
             regions.append(bounds)
             if not bounds.proven:
                 verdict, first_open = Verdict.UNKNOWN, first_open or reason
                 if self._effort.branching is None:
                     break
-        seconds = self._clock.seconds() - start
         return replace(
             found,
             verdict=verdict,
             reason=first_open or reason,
             regions=tuple(regions),
-            bound_seconds=seconds,
+            bound_seconds=found.bound_seconds + self._clock.seconds() - start,
         )
 
     def _branch(self, found: Outcome) -> Outcome:

@@ -20,7 +20,7 @@ from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.operators.interval import Interval
-from complete_verifier.bounds.output_rows import OutputRows, output_rows
+from complete_verifier.bounds.output_rows import output_rows
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.rounding import rounding_allowance
 from complete_verifier.bounds.settings import BoundSettings
@@ -62,54 +62,104 @@ def verify_region(network: Network, region: Region, settings: BoundSettings) -> 
     Raises:
         NonFiniteBoundError, SoundnessError: the bounds prove nothing, and say why.
     """
-    if region.is_empty:
-        return RegionBounds(proven=True)
-    rows = output_rows(region.clauses, network.num_outputs)
-    if rows.num_clauses == 0:
-        return RegionBounds(proven=True)
-    if rows.num_rows == 0:
-        return RegionBounds(proven=False)
-    return _Verification(network.graph, _input_box(network, region), rows, settings).run()
+    return RegionVerification(network, region, settings).finish()
 
 
-class _Verification:
-    """One region's run, method by method, as far as needed."""
+@dataclass(frozen=True, eq=False)
+class _FirstPass:
+    """CROWN's (or IBP's) part of a region's bounds.
 
-    def __init__(
-        self, graph: Graph, box: Interval, rows: OutputRows, settings: BoundSettings
-    ) -> None:
-        self.graph = graph
-        self.box = box
-        self.rows = rows
+    Attributes:
+        state: the relaxations.
+        lower: ``[S]`` float64, `slack` taken off.
+        slack: ``[S]`` what rounding may account for: coefficients and arithmetic.
+        allowance: ``[S]`` the arithmetic's part.
+        excluded: ``[num_clauses]``.
+        margins: ``[K]`` as they are reported.
+    """
+
+    state: Relaxations
+    lower: np.ndarray
+    slack: np.ndarray
+    allowance: np.ndarray
+    excluded: np.ndarray
+    margins: tuple[float, ...]
+
+
+class RegionVerification:
+    """One region's bounds in two steps, the cheap one first, so that other work can go between."""
+
+    def __init__(self, network: Network, region: Region, settings: BoundSettings) -> None:
         self.settings = settings
-        self.matrix = rows.matrix(box.lower)
+        self.graph: Graph = network.graph
+        self.rows = output_rows(region.clauses, network.num_outputs)
+        self.box = _input_box(network, region)
+        self.matrix = self.rows.matrix(self.box.lower)
+        self._known: RegionBounds | None = None
+        self._pass: _FirstPass | None = None
+        if region.is_empty or self.rows.num_clauses == 0:
+            self._known = RegionBounds(proven=True)
+        elif self.rows.num_rows == 0:
+            self._known = RegionBounds(proven=False)
 
-    def run(self) -> RegionBounds:
+    def first(self) -> RegionBounds:
+        """Bounds without optimisation. Calling it again costs nothing.
+
+        Raises:
+            NonFiniteBoundError, SoundnessError: the bounds prove nothing, and say why.
+        """
+        if self._known is None and self._pass is None:
+            try:
+                self._pass = self._bound()
+            except OutOfTimeError:
+                self._known = RegionBounds(proven=False, timed_out=True)
+        if self._known is not None or self._pass is None:
+            return self._known or RegionBounds(proven=False)
+        return RegionBounds(proven=bool(self._pass.excluded.all()), crown=self._pass.margins)
+
+    def finish(self) -> RegionBounds:
+        """The best bounds the settings allow, with the root for branching if they leave it open.
+
+        Raises:
+            NonFiniteBoundError, SoundnessError: the bounds prove nothing, and say why.
+        """
+        first = self.first()
+        found = self._pass
+        if first.proven or found is None:
+            return first
+        if self.settings.method == "alpha-crown" and self.settings.alpha.iterations > 0:
+            return self._alpha(
+                found.state,
+                found.lower,
+                (found.slack, found.allowance),
+                found.excluded,
+                found.margins,
+            )
+        alphas = self._initial_alphas(found.state)
+        root = self._root(found.state, found.state.bounds, alphas, found.lower, found.slack)
+        return RegionBounds(proven=False, crown=found.margins, root=root)
+
+    def _bound(self) -> _FirstPass:
         settings = self.settings
-        try:
-            if settings.method == "ibp":
-                state = Relaxations(self.graph, self.box)
-                lower = interval_rows(state, self._spec(self.matrix))
-            else:
-                state = crown_relaxations(self.graph, self.box, settings.bounds)
-                lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
-                # Lines over wide intervals can be looser than the intervals themselves.
-                lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
-        except OutOfTimeError:
-            return RegionBounds(proven=False, timed_out=True)
+        if settings.method == "ibp":
+            state = Relaxations(self.graph, self.box)
+            lower = interval_rows(state, self._spec(self.matrix))
+        else:
+            state = crown_relaxations(self.graph, self.box, settings.bounds)
+            lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
+            # Lines over wide intervals can be looser than the intervals themselves.
+            lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
         coefficients = self._rounding(state)
         first = lower[:, 0].double().cpu().numpy() - coefficients
-        margins = tuple(self.rows.margins(first).tolist())
         allowance = rounding_allowance(state, self.matrix, lower)
-        first, slack = first - allowance, coefficients + allowance
-        excluded = self.rows.excluded(first, settings.threshold)
-        optimise = settings.method == "alpha-crown" and settings.alpha.iterations > 0
-        if bool(excluded.all()) or not optimise:
-            proven = bool(excluded.all())
-            alphas = self._initial_alphas(state)
-            root = None if proven else self._root(state, state.bounds, alphas, first, slack)
-            return RegionBounds(proven=proven, crown=margins, root=root)
-        return self._alpha(state, first, (slack, allowance), excluded, margins)
+        return _FirstPass(
+            state=state,
+            lower=first - allowance,
+            slack=coefficients + allowance,
+            allowance=allowance,
+            excluded=self.rows.excluded(first - allowance, settings.threshold),
+            margins=tuple(self.rows.margins(first).tolist()),
+        )
 
     def _alpha(
         self,
