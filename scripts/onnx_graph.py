@@ -44,6 +44,8 @@ class GraphWriter:
             nn.Conv2d: self._conv,
             nn.BatchNorm2d: self._batch_norm,
             nn.ReLU: self._relu,
+            nn.Sigmoid: self._sigmoid,
+            nn.Tanh: self._tanh,
             nn.Flatten: self._flatten,
         }
 
@@ -105,6 +107,12 @@ class GraphWriter:
 
     def _relu(self, module: nn.ReLU, source: str) -> str:
         return self._node("Relu", [source])
+
+    def _sigmoid(self, module: nn.Sigmoid, source: str) -> str:
+        return self._node("Sigmoid", [source])
+
+    def _tanh(self, module: nn.Tanh, source: str) -> str:
+        return self._node("Tanh", [source])
 
     def _flatten(self, module: nn.Flatten, source: str) -> str:
         return self._node("Flatten", [source], axis=1)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from exact_minimum import affine_layers, minimum
 from torch import nn
 
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
@@ -26,7 +27,6 @@ from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Clause, Region
 from tests.unit.bounds.region_cases import at_most, linear, mlp, network_of, region
-from tests.unit.engine.exact_minimum import affine_layers, minimum
 
 SETTINGS = BabSettings(
     batch_size=32, beta=BetaOptions(iterations=10, alpha_rate=0.1, beta_rate=0.1), reduceop="max"

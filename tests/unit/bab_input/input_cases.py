@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from exact_minimum import affine_layers, minimum
 
 from auto_LiRPA_patches.engine.options import BoundOptions
 from complete_verifier.attack.counterexample import Counterexample
@@ -14,7 +15,6 @@ from complete_verifier.bab.outcome import BabOutcome
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Clause, Region
 from tests.unit.bounds.region_cases import mlp, network_of
-from tests.unit.engine.exact_minimum import affine_layers, minimum
 
 NO_ATTACK = InputSplitSettings(adv_check=-1)
 FEW_ROUNDS = BabSettings(batch_size=64, max_iterations=60)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from exact_minimum import SLACK, Layer, affine_layers, minimum
 from torch import Tensor, nn
 
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.operators.interval import Interval
 from tests.unit.engine import nets
-from tests.unit.engine.exact_minimum import SLACK, Layer, affine_layers, minimum
 
 
 def tiny_conv() -> nn.Sequential:
