@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from complete_verifier.attack.counterexample import Counterexample
@@ -15,11 +16,13 @@ from complete_verifier.attack.save import (
 from complete_verifier.instance import Outcome
 from complete_verifier.queries import Query
 from complete_verifier.results.errors import ResultError
+from complete_verifier.results.in_progress import CurrentFile, current_path
 from complete_verifier.results.progress import Printer
 from complete_verifier.results.record import Record
 from complete_verifier.results.record_file import RecordFile
 from complete_verifier.results.results_file import ResultsFile
 from complete_verifier.results.summary import format_summary, verdict_line
+from complete_verifier.resume import Earlier
 from complete_verifier.session import Session
 
 logger = logging.getLogger(__name__)
@@ -28,8 +31,12 @@ logger = logging.getLogger(__name__)
 class Output:
     """Files and terminal of one run; every method does nothing on ranks that do not speak."""
 
-    def __init__(self, session: Session, num_instances: int) -> None:
+    def __init__(self, session: Session, num_instances: int, earlier: Earlier) -> None:
         """Create the files, so that a place that cannot be written to shows at once.
+
+        Args:
+            num_instances: of this run, those that `earlier` answers included.
+            earlier: what is kept of an earlier run; it is in the files from the start.
 
         Raises:
             ResultError: a file cannot be written.
@@ -38,16 +45,22 @@ class Output:
         batch = bool(general.csv_name)
         self._session = session
         self._count = num_instances
+        self._earlier = earlier
         self._batch = batch
         self._printer = Printer(session.speaks)
         self._all_written = True
         self._records: RecordFile | None = None
         self._results: ResultsFile | None = None
+        current = None
         if session.speaks:
+            kept = earlier.records
             if general.result_json:
-                self._records = RecordFile(general.result_json)
+                self._records = RecordFile(general.result_json, kept.values())
             if general.results_file:
-                self._results = ResultsFile(general.results_file, batch=batch)
+                self._results = ResultsFile(general.results_file, batch=batch, kept=kept)
+            if batch:
+                current = current_path(general.result_json, general.results_file)
+        self._current = CurrentFile(current)
 
     @property
     def all_written(self) -> bool:
@@ -64,7 +77,10 @@ class Output:
         self._printer.line(
             f"{self._count} instance(s) on {mesh.world_size} rank(s), {session.device}, {mode}"
         )
-        for line in session.loaded.warnings:
+        if session.loaded.resume:
+            kept = len(self._earlier.records)
+            self._printer.line(f"resume: {kept} of {self._count} are answered already and skipped")
+        for line in (*self._earlier.warnings, *session.loaded.warnings):
             logger.warning("%s", line)
         origin = session.loaded.origins.get("bab.timeout")
         if self._batch and origin is not None and session.config.bab.override_timeout is None:
@@ -79,6 +95,19 @@ class Output:
                 "work. Set parallel.fsdp to share the weights.",
                 mesh.world_size,
             )
+
+    @contextmanager
+    def in_progress(self, query: Query) -> Iterator[None]:
+        """Leave a trace of `query` for as long as nothing is known of its end.
+
+        The trace stays where the process dies, or ends for a reason that has to do with `query`.
+        """
+        self._attempt(lambda: self._current.begin(query.index, str(query.onnx), str(query.vnnlib)))
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._attempt(self._current.end)
+            raise
 
     def add(self, number: int, query: Query, record: Record, outcome: Outcome | None) -> Record:
         """Write one instance's result everywhere it belongs, and say it.
@@ -97,6 +126,7 @@ class Output:
             self._attempt(lambda: records.add(record))
         if results is not None:
             self._attempt(lambda: results.add(query.index, record, text))
+        self._attempt(self._current.end)
         self._printer.line(verdict_line(number, self._count, record))
         return record
 

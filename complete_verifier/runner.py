@@ -16,6 +16,7 @@ from complete_verifier.network_cache import NetworkCache
 from complete_verifier.output import Output
 from complete_verifier.queries import Query, queries
 from complete_verifier.reading import read_instance
+from complete_verifier.results.in_progress import GivenUp, read_given_up
 from complete_verifier.results.progress import Progress
 from complete_verifier.results.record import (
     Bounds,
@@ -27,6 +28,7 @@ from complete_verifier.results.record import (
 )
 from complete_verifier.results.verdict import Verdict, exit_code
 from complete_verifier.results.versions import collect_versions
+from complete_verifier.resume import earlier_results
 from complete_verifier.session import Session
 
 logger = logging.getLogger(__name__)
@@ -35,13 +37,21 @@ logger = logging.getLogger(__name__)
 def run_queries(session: Session) -> int:
     """Verify every instance of the config; returns the exit code, 1 if a file was not written."""
     asked = queries(session.config, session.loaded.paths)
-    output = Output(session, num_instances=len(asked))
+    given_up = read_given_up(session.loaded.given_up)
+    earlier = earlier_results(session, asked)
+    output = Output(session, len(asked), earlier)
     output.announce()
     runner = _Runner(session)
     records = []
     for number, query in enumerate(asked, start=1):
-        finished = runner.finish(query)
-        records.append(output.add(number, query, finished.record, finished.outcome))
+        kept = earlier.records.get(query.index)
+        if kept is not None:
+            records.append(kept)
+            continue
+        with output.in_progress(query):
+            lost = given_up.get(query.index)
+            finished = runner.finish(query) if lost is None else runner.give_up(query, lost)
+            records.append(output.add(number, query, finished.record, finished.outcome))
     output.summarise(records, [query.index for query in asked])
     return exit_code(record.verdict for record in records) or int(not output.all_written)
 
@@ -74,6 +84,17 @@ class _Runner:
             parallel=self._parallel,
             versions=collect_versions(),
         )
+
+    def give_up(self, query: Query, lost: GivenUp) -> Finished:
+        """Record an instance that an earlier process did not survive."""
+        record = replace(
+            self._template,
+            onnx=str(query.onnx),
+            vnnlib=str(query.vnnlib),
+            reason=lost.reason,
+            seconds=Seconds(total=lost.seconds),
+        )
+        return Finished(record, None)
 
     def finish(self, query: Query) -> Finished:
         """Verify one instance; what goes wrong with it alone becomes its `error`.

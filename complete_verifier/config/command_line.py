@@ -19,10 +19,12 @@ SWITCHES: Mapping[str, str] = {
     "--help": "Print this text and exit.",
     "--print_config": "Print every value that differs from its default, with its origin, and exit.",
     "--print_plan": "Print what each rank would hold and compute, and exit.",
+    "--resume": "Keep what the result files of this batch answer already; do the rest, and errors.",
 }
 PATH_FLAGS: Mapping[str, str] = {
     "--config": "YAML file to start from.",
     "--rank_logs": "Folder for one log file per rank.",
+    "--given_up": "List of instances to record as errors untried (made by scripts/run_batch.py).",
 }
 
 
@@ -36,6 +38,8 @@ class CommandLine:
     help: bool = False
     print_config: bool = False
     print_plan: bool = False
+    resume: bool = False
+    given_up: Path | None = None
 
 
 @functools.cache
@@ -69,6 +73,8 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         help="--help" in switches,
         print_config="--print_config" in switches,
         print_plan="--print_plan" in switches,
+        resume="--resume" in switches,
+        given_up=paths.get("--given_up"),
     )
 
 

@@ -27,6 +27,8 @@ class LoadedConfig:
     `origins`: where each given key was set, `x.yaml:14` or `--batch_size`.
     `ignored_keys`: given keys that have no effect in this release.
     `paths`: finds the files that the config names.
+    `resume`: whether answers of an earlier run of the same batch are kept.
+    `given_up`: file of instances to record as errors without trying them.
     """
 
     config: Config
@@ -36,6 +38,8 @@ class LoadedConfig:
     rank_logs: Path | None = None
     print_config: bool = False
     print_plan: bool = False
+    resume: bool = False
+    given_up: Path | None = None
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -76,6 +80,8 @@ def _combine(from_file: YamlConfig, command_line: CommandLine) -> LoadedConfig:
     config = build_config(supported.values)
     origins = {key: assignment.origin for key, assignment in given.items()}
     _check_combinations(config, origins)
+    if command_line.resume:
+        _check_resume(config)
     return LoadedConfig(
         config=config,
         origins=origins,
@@ -84,6 +90,8 @@ def _combine(from_file: YamlConfig, command_line: CommandLine) -> LoadedConfig:
         rank_logs=command_line.rank_logs,
         print_config=command_line.print_config,
         print_plan=command_line.print_plan,
+        resume=command_line.resume,
+        given_up=command_line.given_up,
     )
 
 
@@ -95,6 +103,18 @@ def _check_combinations(config: Config, origins: Mapping[str, str]) -> None:
         raise ConfigError(
             f"data.start: expected at most data.end = {end}, got {start} ({places}). "
             f"Lower data.start or raise data.end."
+        )
+
+
+def _check_resume(config: Config) -> None:
+    """Refuse to continue what leaves no trace of which instances were answered."""
+    general = config.general
+    if not general.csv_name:
+        raise ConfigError("--resume: expected a batch, got one instance. Give --csv_name.")
+    if not general.result_json and not general.results_file:
+        raise ConfigError(
+            "--resume: expected a file with earlier results, got none. Give --result_json or "
+            "--results_file."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,19 @@ class RecordFile:
     """An array with one record per line, replaced as a whole each time a record is added.
 
     A reader sees valid JSON at any moment, a killed run leaves every finished instance, and a file
-    of an earlier run never passes for this one's: it is emptied at the start, which also shows
-    before the first hour of work that the place can be written to. A thousand records of a few
-    kilobytes are rewritten in milliseconds each.
+    of an earlier run never passes for this one's: all but the records kept goes at the start,
+    which also shows before the first hour of work that the place can be written to. A thousand
+    records of a few kilobytes are rewritten in milliseconds each.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        """Start the file as an empty array.
+    def __init__(self, path: Path | str, kept: Iterable[Record] = ()) -> None:
+        """Start the file with the records `kept` of an earlier run, by default none.
 
         Raises:
             ResultError: the file cannot be written.
         """
         self.path = Path(path)
-        self._lines: list[str] = []
+        self._lines = [_line(record) for record in kept]
         self._write()
 
     def add(self, record: Record) -> None:
@@ -37,12 +38,16 @@ class RecordFile:
             ResultError: the file cannot be written; the file on disk is as before, and the record
                 is written with the next one.
         """
-        self._lines.append(json.dumps(record.to_json(), allow_nan=False, ensure_ascii=False))
+        self._lines.append(_line(record))
         self._write()
 
     def _write(self) -> None:
         body = ",\n".join(self._lines)
         write_text_atomically(self.path, f"[\n{body}\n]\n" if body else "[]\n")
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record.to_json(), allow_nan=False, ensure_ascii=False)
 
 
 def read_records(path: Path | str) -> list[dict[str, Any]]:

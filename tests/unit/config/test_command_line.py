@@ -85,10 +85,12 @@ def test_value_with_an_equals_sign_is_kept_whole(load) -> None:
 
 
 def test_switches_and_paths_are_no_keys(load) -> None:
-    loaded = load(None, "--print_config", "--print_plan", "--rank_logs", "logs")
-    assert (loaded.print_config, loaded.print_plan) == (True, True)
-    assert loaded.rank_logs == Path("logs")
-    assert loaded.origins == {}
+    switches = ("--print_config", "--print_plan", "--resume", "--csv_name", "i.csv")
+    loaded = load(None, *switches, "--rank_logs", "logs", "--given_up", "lost.json")
+    assert (loaded.print_config, loaded.print_plan, loaded.resume) == (True, True, True)
+    assert (loaded.rank_logs, loaded.given_up) == (Path("logs"), Path("lost.json"))
+    assert loaded.hash == load(None, "--csv_name", "i.csv").hash
+    assert loaded.origins == {"general.csv_name": "--csv_name"}
 
 
 def test_help_groups_by_section_and_shows_defaults(load, capsys) -> None:

@@ -20,6 +20,7 @@ from complete_verifier.results.record import (
     Seconds,
 )
 from complete_verifier.results.record_file import RecordFile, read_records
+from complete_verifier.results.record_reader import record_from_json
 from complete_verifier.results.versions import collect_versions
 
 SCHEMA = {
@@ -77,7 +78,7 @@ def test_every_field_arrives_in_the_file(record, tmp_path) -> None:
     )
     RecordFile(tmp_path / "out.json").add(full)
     (saved,) = read_records(tmp_path / "out.json")
-    assert saved == full.to_json()
+    assert saved == full.to_json() and record_from_json(saved) == full
     assert saved["verdict"] == "sat" and saved["counterexample"] == "cex_0.txt"
     assert saved["bounds"] == {"crown": [0.340795, -1.5], "alpha_crown": [0.5]}
     assert saved["bab"]["lower_bound"] == -0.125 and saved["bab"]["rounds"] == 3
@@ -95,6 +96,8 @@ def test_numbers_that_json_lacks_are_strings_and_read_back(record, tmp_path) -> 
     assert saved["bounds"]["crown"] == ["inf", "-inf", "nan", "-inf", 1.0]
     assert saved["bab"]["lower_bound"] == "-inf"
     assert np.array_equal([float(value) for value in saved["bounds"]["crown"]], crown, True)
+    assert np.array_equal(record_from_json(saved).bounds.crown, crown, True)
+    assert record_from_json(saved).bab.lower_bound == -math.inf
 
 
 def test_what_was_not_computed_is_null_and_not_a_number(record) -> None:
@@ -123,6 +126,20 @@ def test_an_older_run_is_not_mixed_in(record, tmp_path) -> None:
     RecordFile(tmp_path / "out.json").add(record(7))
     RecordFile(tmp_path / "out.json")
     assert read_records(tmp_path / "out.json") == []
+
+
+def test_kept_records_are_there_from_the_start(record, tmp_path) -> None:
+    file = RecordFile(tmp_path / "out.json", [record(7), record(3)])
+    assert len(read_records(tmp_path / "out.json")) == 2
+    file.add(record(4))
+    names = [item["onnx"] for item in read_records(tmp_path / "out.json")]
+    assert names == [f"onnx/net_{number}.onnx" for number in (7, 3, 4)]
+
+
+@pytest.mark.parametrize("change", [{"verdict": "maybe"}, {"bab": {"x": 1}}, {"seconds": None}])
+def test_a_record_of_another_version_is_refused(record, change) -> None:
+    with pytest.raises(ResultError, match="expected the fields"):
+        record_from_json({**record().to_json(), **change})
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
