@@ -17,7 +17,8 @@ class InputSplitSettings:
     Attributes:
         heuristic: `bab.branching.method`. naive = the input that is widest relative to the
             region; sb = the input whose halving promises most for the bound (smart branching);
-            brute-force = bound the halves of every input and keep the best pair.
+            brute-force = bound the halves of every input and keep the best pair. The default: on
+            ACAS Xu it never needs many times the best one's boxes, which both others do.
         bounding: `solver.bound_prop_method`: crown, alpha-crown, crown-ibp (interval bounds of
             inner neurons), or ibp.
         alpha: how α is optimised on boxes CROWN leaves open; `iterations` is
@@ -30,12 +31,13 @@ class InputSplitSettings:
             that smart branching improves.
         sb_sum: add up what a split promises for all open constraints instead.
         sb_coeff_thresh: smallest coefficient smart branching reckons with.
-        bf_backup_thresh: brute-force score below which smart branching chooses instead.
+        bf_period: brute force is asked at every `bf_period`-th depth of the tree, and its answer
+            followed between; 1 asks always.
         bf_iters: rounds that use brute force; smart branching afterwards.
         bf_batch_size: children bounded at a time by brute force.
     """
 
-    heuristic: str = "sb"
+    heuristic: str = "brute-force"
     bounding: str = "crown"
     alpha: AlphaOptions = AlphaOptions(iterations=2)
     ibp_enhancement: bool = True
@@ -44,11 +46,16 @@ class InputSplitSettings:
     sb_margin_weight: float = 1.0
     sb_sum: bool = False
     sb_coeff_thresh: float = 0.001
-    bf_backup_thresh: float = float("-inf")
+    bf_period: int = 4
     bf_iters: float = 1e9
     bf_batch_size: int = 100_000
 
     def __post_init__(self) -> None:
+        if self.bf_period < 1 or self.bf_batch_size < 1:
+            raise ValueError(
+                "input splitting: expected bf_period and bf_batch_size >= 1, "
+                f"got {self.bf_period} and {self.bf_batch_size}."
+            )
         for name, value, choices in (
             ("heuristic", self.heuristic, HEURISTICS),
             ("bounding", self.bounding, BOUNDING),

@@ -135,8 +135,7 @@ def test_smart_score_looks_at_open_clauses_only() -> None:
     clauses = (at_most([1.0, 0.0], 100.0), at_most([0.0, 1.0], 100.0))
     where = region([0.0, 0.0], [1.0, 1.0], *clauses)
     boxes = parts_of(where, 0)
-    first = InputSplitSettings()
-    bounds = bounds_of(network, where, first)
+    bounds = bounds_of(network, where, InputSplitSettings())
     assert int(bounds.bound(boxes).boxes.score[0].argmax()) == 0
     boxes = replace(boxes, excluded=torch.tensor([[True, False]]))
     assert int(bounds.bound(boxes).boxes.score[0].argmax()) == 1
@@ -145,5 +144,7 @@ def test_smart_score_looks_at_open_clauses_only() -> None:
 def test_settings_refuse_unknown_names() -> None:
     with pytest.raises(ValueError, match="heuristic.*naive.*'kfsb'"):
         InputSplitSettings(heuristic="kfsb")
+    with pytest.raises(ValueError, match="bf_period.*got 0"):
+        InputSplitSettings(bf_period=0)
     with pytest.raises(ValueError, match="bounding.*crown.*'forward'"):
         InputSplitSettings(bounding="forward")

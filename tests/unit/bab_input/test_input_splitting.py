@@ -28,10 +28,11 @@ from tests.unit.bounds.region_cases import at_most, linear, mlp, network_of, reg
 
 GAP = 0.05
 MANNERS = {
-    "sb": InputSplitSettings(),
-    "sb-sum": InputSplitSettings(sb_sum=True, sb_margin_weight=0.0),
+    "sb": InputSplitSettings(heuristic="sb"),
+    "sb-sum": InputSplitSettings(heuristic="sb", sb_sum=True, sb_margin_weight=0.0),
     "naive": InputSplitSettings(heuristic="naive"),
     "brute-force": InputSplitSettings(heuristic="brute-force"),
+    "brute-force-always": InputSplitSettings(heuristic="brute-force", bf_period=1),
     "alpha-crown": InputSplitSettings(bounding="alpha-crown", alpha=AlphaOptions(iterations=2)),
     "crown-ibp": InputSplitSettings(bounding="crown-ibp"),
     "ibp": InputSplitSettings(bounding="ibp", heuristic="naive"),
@@ -64,7 +65,7 @@ def test_proofs_take_splits_here() -> None:
     """The problems above would teach nothing if the root's bound decided them."""
     visited = [decide(*problem(seed, GAP)).domains_visited for seed in range(4)]
     assert min(visited) > 0
-    assert max(visited) > 50
+    assert max(visited) > 10
 
 
 def test_batch_size_and_order_do_not_change_the_verdict() -> None:
@@ -81,7 +82,7 @@ def test_two_runs_are_the_same() -> None:
     network, where = problem(2, 1e-3)
     runs = [decide(network, where, InputSplitSettings()) for _ in range(2)]
     assert runs[0] == runs[1]
-    assert runs[0].domains_visited > 50
+    assert runs[0].domains_visited > 20
     network, where = problem(2, -GAP)
     runs = [decide(network, where, NO_ATTACK, SHORT) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -93,7 +94,7 @@ def test_losing_a_child_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def lossy(parents: Boxes, dims: Tensor) -> Boxes:
         both = halve(parents, dims)
-        return both.select(torch.arange(0, both.count, 2))
+        return both.select(torch.arange(0, both.count, 2).repeat_interleave(2))
 
     monkeypatch.setattr(input_branching, "halve", lossy)
     endings = set()
@@ -105,9 +106,9 @@ def test_losing_a_child_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_conjunctions_and_disjunctions_against_a_grid() -> None:
     endings = []
-    for seed in range(12):
+    for seed in range(8):
         network, box = problem(seed, 0.0)
-        axis = [np.linspace(box.lower[i], box.upper[i], 120, dtype=np.float32) for i in range(2)]
+        axis = [np.linspace(box.lower[i], box.upper[i], 80, dtype=np.float32) for i in range(2)]
         grid = np.stack(np.meshgrid(*axis), axis=-1).reshape(-1, 2)
         grid = np.clip(grid, box.lower, box.upper).astype(np.float32)
         with torch.no_grad():
@@ -148,13 +149,13 @@ def test_boundary_of_a_single_relu_counts() -> None:
 def test_net_that_ends_in_a_negated_relu() -> None:
     """Unsafe is Y_0 >= 0: only where the last ReLU is inactive (field case 11)."""
     torch.manual_seed(0)
-    body = mlp(1, 6, 6, 1)
-    values = body(torch.linspace(-1, 1, 2001).unsqueeze(1)).detach()
+    body, last = mlp(1, 6, 6), linear([[1.0, -1.0, 0.5, -0.5, 1.0, -1.0]], [0.0])
+    line = torch.linspace(-1, 1, 2001).unsqueeze(1)
     with torch.no_grad():
+        least = last(torch.relu(body(line))).min()
         for target, ending in ((-0.01, Ending.VIOLATED), (0.01, Ending.PROVEN)):
-            body[-1].bias.add_(target - values.min())
-            values = body(torch.linspace(-1, 1, 2001).unsqueeze(1))
-            net = nn.Sequential(*body, nn.ReLU(), linear([[-1.0]], [0.0]))
+            last.bias.fill_(target - float(least))
+            net = nn.Sequential(*body, nn.ReLU(), last, nn.ReLU(), linear([[-1.0]], [0.0]))
             where = region([-1.0], [1.0], at_most([-1.0], 0.0))
             assert decide(network_of(net, (1,)), where, InputSplitSettings()).ending is ending
 
