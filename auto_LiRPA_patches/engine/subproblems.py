@@ -83,19 +83,35 @@ class Subproblems:
             state.set_bounds(node, bounds)
         return state
 
-    def lower(self, state: Relaxations, observe: Observe | None = None) -> Tensor:
+    def lower(
+        self,
+        state: Relaxations,
+        observe: Observe | None = None,
+        probes: Mapping[int, Tensor] | None = None,
+    ) -> Tensor:
         """Lower bounds ``[S, B]`` with the present α and β; differentiable in both.
 
         Claim: ``rows . f(x) >= result`` for every x of the subproblem.
+
+        Args:
+            state: of `relaxations`.
+            observe: see `lower_bounds`.
+            probes: per activation zeros ``[S, B, F]`` that are added to its input's coefficients;
+                the bound's gradient in them is the value of each feature where the bound is
+                attained.
         """
         against = self.against
 
         def lines_at(index: int) -> object:
             lines = state.lines(index, self.alphas)
             beta, sign = self.betas.get(index), against.get(index)
-            if beta is None or sign is None or not isinstance(lines, Lines):
+            probe = None if probes is None else probes.get(index)
+            if not isinstance(lines, Lines):
                 return lines
-            return replace(lines, shift=beta * sign)
+            if beta is None or sign is None:
+                return lines if probe is None else replace(lines, shift=probe)
+            shift = beta * sign
+            return replace(lines, shift=shift if probe is None else shift + probe)
 
         rows = BatchRows(self.rows)
         return lower_bounds(self.graph, self.box, self.graph.output, rows, lines_at, observe)

@@ -145,25 +145,40 @@ class _Tree:
     def _look(self, batch: DomainBatch, is_open: Tensor) -> tuple[branching.Scores, np.ndarray]:
         """Scores of a batch's features, and the inputs that minimise its bounds."""
         tables: list[dict[int, Tensor]] = []
+        attained: list[dict[int, Tensor]] = []
+        slopes: list[dict[int, Tensor]] = []
         points = []
         box = self.bounding.root.box
         for part in self.bounding.parts(batch):
             seen: dict[int, Tensor] = {}
             problem = self.bounding.subproblems(part, self.bounding.signs(part))
-            with torch.no_grad():
-                lower = problem.lower(problem.relaxations(), seen.__setitem__)
-                margins = lower.double() - self.bounding.thresholds(part)
-                row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
-                every = torch.arange(part.count, device=row.device)
-                own = {index: table.flatten(2)[row, every] for index, table in seen.items()}
-                at_input = own.pop(0, None)
-                if at_input is not None:
-                    low, high = box.lower.flatten(1), box.upper.flatten(1)
-                    points.append(torch.where(at_input > 0, low, high))
+            probes = {
+                index: torch.zeros_like(alpha[0]).requires_grad_(True)
+                for index, alpha in problem.alphas.items()
+            }
+            lower = problem.lower(problem.relaxations(), seen.__setitem__, probes)
+            values = torch.autograd.grad(lower.sum(), list(probes.values()), allow_unused=True)
+            margins = lower.detach().double() - self.bounding.thresholds(part)
+            row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
+            every = torch.arange(part.count, device=row.device)
+            own = {index: table.detach().flatten(2)[row, every] for index, table in seen.items()}
+            at_input = own.pop(0, None)
+            if at_input is not None:
+                center, radius = box.center.flatten(1), box.radius.flatten(1)
+                points.append(center - at_input.sign() * radius)
             tables.append(own)
-        coeffs = {index: torch.cat([table[index] for table in tables]) for index in tables[0]}
+            attained.append(
+                {
+                    index: (torch.zeros_like(probe) if value is None else value)[row, every]
+                    for (index, probe), value in zip(probes.items(), values, strict=True)
+                }
+            )
+            slopes.append({index: a[0][row, every] for index, a in problem.alphas.items()})
+        scores = branching.score(
+            self.features, _joined(tables), _joined(attained), _joined(slopes), is_open
+        )
         stacked = torch.cat(points) if points else box.lower.flatten(1)[:0]
-        return branching.score(self.features, coeffs, is_open), stacked.cpu().numpy()
+        return scores, stacked.cpu().numpy()
 
     def _split(self, batch: DomainBatch, scores: branching.Scores, is_open: Tensor) -> DomainBatch:
         """Children of every subproblem; ``2^k`` each, k > 1 while the pool is small."""
@@ -240,3 +255,8 @@ def _child(batch: DomainBatch, feature: Tensor, side: Tensor) -> DomainBatch:
         depth=batch.depth + 1,
         splits=wide.splits.scatter(1, batch.depth.unsqueeze(1), split),
     )
+
+
+def _joined(tables: list[dict[int, Tensor]]) -> dict[int, Tensor]:
+    """One table per activation for the whole batch, from the tables of its parts."""
+    return {index: torch.cat([table[index] for table in tables]) for index in tables[0]}

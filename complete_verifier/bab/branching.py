@@ -5,12 +5,17 @@ bound, s = u / (u - l) and t = -l u / (u - l) the chord's slope and intercept, b
 of its layer.
 
 * intercept: ``|min(a, 0) t|``, what the chord's intercept costs the bound.
+* gap: with z the neuron's value where the bound is attained, the difference between its line and
+  max(z, 0), times |a|: what relaxing this neuron costs the bound there. Ours.
 * babsr: ``|max(s a b, (s - 1) a b) + min(a, 0) t|`` (Bunel et al. 2020, arXiv 1909.06588, section
   5.2: the estimated effect of fixing the neuron).
 
 fsb and kfsb bound both children of the best candidates and decide by what comes out (De Palma et
 al. 2021, arXiv 2104.06718; Wang et al. 2021, arXiv 2103.06624, appendix B): fsb takes candidates
-from babsr, kfsb from babsr and intercept, kfsb-intercept-only from intercept.
+from babsr, kfsb from gap and intercept, kfsb-intercept-only from intercept. Differs: published kfsb
+takes babsr in place of gap; babsr judges a neuron at its layer's constant, not at a point that
+counts (measured on cifar_base_kw img8194, one neuron at a time: gap alone 2 930 subproblems, babsr
+alone more than 5 900; several at a time by gap instead of babsr: 1 308 instead of 3 022).
 """
 
 from __future__ import annotations
@@ -34,18 +39,27 @@ class Scores:
 
     babsr: Tensor
     intercept: Tensor
+    gap: Tensor
 
 
-def score(features: Features, coeffs: Mapping[int, Tensor], open_features: Tensor) -> Scores:
+def score(
+    features: Features,
+    coeffs: Mapping[int, Tensor],
+    values: Mapping[int, Tensor],
+    slopes: Mapping[int, Tensor],
+    open_features: Tensor,
+) -> Scores:
     """Score every feature of every subproblem.
 
     Args:
         features: the numbering, with the root's bounds.
         coeffs: per activation ``[B, N]``, the coefficients of its output in the bound of the row
             closest to a proof.
+        values: per activation ``[B, F]``, the features' values where that bound is attained.
+        slopes: per activation ``[B, F]``, its lower slopes α.
         open_features: ``[B, T]`` bool.
     """
-    babsr, intercept = [], []
+    babsr, intercept, gap = [], [], []
     for span in features.spans:
         bounds = features.root[span.source].flatten()
         lower, upper = span.of(bounds.lower[0]), span.of(bounds.upper[0])
@@ -56,10 +70,16 @@ def score(features: Features, coeffs: Mapping[int, Tensor], open_features: Tenso
         gain = torch.maximum(constant * slope, constant * (slope - 1))
         babsr.append((gain + cost).abs())
         intercept.append(cost.abs())
+        value = values[span.activation]
+        active = value.clamp(min=0)
+        above = slope * (value - lower.clamp(max=0)) - active
+        below = active - slopes[span.activation] * value
+        gap.append(own.clamp(min=0) * below - own.clamp(max=0) * above)
     closed = ~open_features
     return Scores(
         torch.cat(babsr, dim=1).masked_fill(closed, -1.0),
         torch.cat(intercept, dim=1).masked_fill(closed, -1.0),
+        torch.cat(gap, dim=1).clamp(min=0).nan_to_num(nan=0.0).masked_fill(closed, -1.0),
     )
 
 
@@ -67,7 +87,7 @@ def candidates(scores: Scores, method: str, count: int) -> Tensor:
     """``[B, C]`` features worth trying, best first by their own score."""
     chosen = {
         "fsb": (scores.babsr,),
-        "kfsb": (scores.babsr, scores.intercept),
+        "kfsb": (scores.gap, scores.intercept),
         "kfsb-intercept-only": (scores.intercept,),
     }[method]
     count = min(count, scores.babsr.shape[1])
@@ -110,14 +130,14 @@ def choose(
     best = torch.stack(results, dim=1).argmax(dim=1, keepdim=True)
     picked = tried.gather(1, best).squeeze(1)
     usable = scores.babsr.gather(1, picked.unsqueeze(1)).squeeze(1) >= 0
-    return torch.where(usable, picked, scores.babsr.argmax(dim=1))
+    return torch.where(usable, picked, scores.gap.argmax(dim=1))
 
 
 def several(scores: Scores, first: Tensor, count: int) -> Tensor:
-    """``[B, count]`` distinct features: the one chosen, then the best others by babsr."""
+    """``[B, count]`` distinct features: the one chosen, then the best others by gap."""
     if count == 1:
         return first.unsqueeze(1)
-    rest = scores.babsr.scatter(1, first.unsqueeze(1), -torch.inf)
+    rest = scores.gap.scatter(1, first.unsqueeze(1), -torch.inf)
     return torch.cat([first.unsqueeze(1), rest.topk(count - 1, dim=1).indices], dim=1)
 
 

@@ -28,6 +28,7 @@ from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab.input_pool import Boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bounds.output_rows import OutputRows
+from complete_verifier.bounds.rounding import allowance_of
 from complete_verifier.model.network import Network
 
 # Coefficient elements of a tile on the CPU if all neurons were unstable; usually a quarter is.
@@ -215,8 +216,9 @@ class InputBounds:
 
     def _conclude(self, boxes: Boxes, lower: Tensor, coeffs: Tensor) -> Bounded:
         """Margins, excluded clauses, scores and corners from the functionals' bounds."""
+        taken_off = self.slack[:, None] + self._allowance(boxes, lower, coeffs)
         lower = torch.nan_to_num(
-            lower - self.slack[:, None], nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf
+            lower - taken_off, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf
         )
         margins = lower.T[:, self.row_of] - self.rhs  # [B, K]
         impossible = (margins > self.threshold) | (self.strict & (margins >= self.threshold))
@@ -230,6 +232,15 @@ class InputBounds:
             margin = torch.maximum(margin, boxes.margin)
         score, corners = self._branching(boxes, margins, excluded, coeffs)
         return Bounded(replace(boxes, margin=margin, excluded=excluded, score=score), corners)
+
+    def _allowance(self, boxes: Boxes, lower: Tensor, coeffs: Tensor) -> Tensor:
+        """What rounding may account for, ``[S, B]`` float64; see `rounding_allowance`."""
+        center = (boxes.lower / 2 + boxes.upper / 2).view(-1, *self.graph.input_shape)
+        outputs = self.graph.forward(center).flatten(1).abs()
+        largest = torch.maximum(boxes.lower.abs(), boxes.upper.abs())
+        size = (coeffs.abs() * largest).sum(-1) + self.matrix.abs() @ outputs.T
+        bound = torch.where(torch.isfinite(lower), lower.abs(), torch.zeros_like(lower))
+        return allowance_of(size + bound.to(size.dtype))
 
     def _branching(
         self, boxes: Boxes, margins: Tensor, excluded: Tensor, coeffs: Tensor

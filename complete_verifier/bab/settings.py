@@ -57,13 +57,13 @@ def splits_inputs(config: Config, num_inputs: int, *, relu_only: bool) -> bool:
 def input_split_settings(config: Config) -> InputSplitSettings:
     """The settings a resolved config states for splitting inputs.
 
-    `bab.branching.method` may name a heuristic for activations; then smart branching serves here.
+    `bab.branching.method` may name a heuristic for activations; then brute force serves here.
     """
     alpha, branching = config.solver.alpha_crown, config.bab.branching
     split = branching.input_split
     method, bounding = str(branching.method), str(config.solver.bound_prop_method)
     return InputSplitSettings(
-        heuristic=method if method in HEURISTICS else "sb",
+        heuristic=method if method in HEURISTICS else "brute-force",
         bounding=bounding if bounding in BOUNDING else "crown",
         alpha=AlphaOptions(
             iterations=alpha.input_split_alpha_iteration if alpha.alpha else 0,
@@ -76,7 +76,6 @@ def input_split_settings(config: Config) -> InputSplitSettings:
         sb_margin_weight=split.sb_margin_weight,
         sb_sum=split.sb_sum,
         sb_coeff_thresh=split.sb_coeff_thresh,
-        bf_backup_thresh=split.bf_backup_thresh,
         bf_iters=split.bf_iters,
         bf_batch_size=split.bf_batch_size,
     )

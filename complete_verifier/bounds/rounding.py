@@ -20,6 +20,11 @@ from auto_LiRPA_patches.engine.rows import SpecRows
 _UNITS = 8
 
 
+def allowance_of(size: Tensor) -> Tensor:
+    """The allowance, float64, for numbers that added up to ``size`` in absolute value."""
+    return _UNITS * torch.finfo(size.dtype).eps * size.double()
+
+
 def rounding_allowance(state: Relaxations, matrix: Tensor, lower: Tensor) -> np.ndarray:
     """What a lower bound must exceed its threshold by, per functional.
 
@@ -42,5 +47,4 @@ def rounding_allowance(state: Relaxations, matrix: Tensor, lower: Tensor) -> np.
         if coeffs is not None:
             largest = torch.maximum(box.lower.abs(), box.upper.abs())[0].flatten()
             size = size + coeffs[:, 0].flatten(1).abs() @ largest
-    unit = torch.finfo(lower.dtype).eps
-    return _UNITS * unit * size.double().cpu().numpy()
+    return allowance_of(size).cpu().numpy()

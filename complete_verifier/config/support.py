@@ -236,7 +236,7 @@ SUPPORT: Mapping[str, Support] = {
         f"bab.branching.input_split.{name}": _DONE
         for name in (
             *("enable", "input_dim_threshold", "adv_check", "sb_margin_weight", "sb_sum"),
-            *("sb_coeff_thresh", "bf_backup_thresh", "bf_iters", "bf_batch_size"),
+            *("sb_coeff_thresh", "bf_iters", "bf_batch_size"),
             *("ibp_enhancement", "compare_with_old_bounds"),
         )
     },

@@ -112,7 +112,7 @@ def test_a_box_that_overflows_stays_open_and_leaves_its_neighbours_alone() -> No
     boxes = replace(
         boxes,
         lower=torch.tensor([[0.0], [1e30], [0.0], [1e37]]),
-        upper=torch.tensor([[1e-19], [2e30], [1e-20], [3e38]]),
+        upper=torch.tensor([[1e-37], [2e30], [2e-37], [3e38]]),
     )
     bounded = bounds.bound(boxes).boxes
     assert bounded.is_open.tolist() == [False, True, False, True]

