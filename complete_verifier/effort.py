@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from complete_verifier.attack.settings import AttackSettings, LossMode, StartMode
+from complete_verifier.attack.settings import AttackSettings
 from complete_verifier.bab.context import BabSettings
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.settings import bab_settings, input_split_settings, splits_inputs
@@ -44,22 +44,9 @@ class Effort:
 
 def effort(config: Config) -> Effort:
     """The budgets that a resolved config states."""
-    attack = config.attack
-    step = attack.pgd_alpha
-    diversified = attack.attack_mode in ("diversed_PGD", "diverse_pgd")
     return Effort(
-        order=attack.pgd_order,
-        attack=AttackSettings(
-            steps=attack.pgd_steps,
-            restarts=attack.pgd_restarts,
-            step_size=None if step == "auto" else float(step),
-            step_relative_to_width=attack.pgd_alpha_scale,
-            step_decay=attack.pgd_lr_decay,
-            early_stop=attack.pgd_early_stop,
-            batch_size=attack.pgd_batch_size,
-            loss_mode=LossMode(attack.pgd_loss_mode or "hinge"),
-            start_mode=StartMode.DIVERSIFIED if diversified else StartMode.MIXED,
-        ),
+        order=config.attack.pgd_order,
+        attack=AttackSettings.from_config(config.attack),
         bounds=bound_settings(config),
         incomplete=config.general.enable_incomplete_verification,
         branching=None if config.general.complete_verifier == "skip" else bab_settings(config),

@@ -266,7 +266,7 @@ SUPPORT: Mapping[str, Support] = {
     "attack.pgd_alpha": _DONE,
     "attack.pgd_alpha_scale": _DONE,
     "attack.pgd_loss_mode": _DONE,
-    "attack.pgd_restart_when_stuck": _ignored("starting points are drawn once"),
+    "attack.pgd_restart_when_stuck": _ignored("points that stand still are always drawn anew"),
     "attack.enable_mip_attack": _ignored(_NO_MIP),
     "attack.adv_saver": _refused(NO_CALLABLES),
     "attack.adv_verifier": _refused(NO_CALLABLES),

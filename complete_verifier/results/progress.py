@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-_PACKAGES = ("complete_verifier", "auto_LiRPA_patches")
-
 
 class Printer:
     """Writes result lines, at once, on the rank that speaks; silent on all others."""
@@ -59,18 +57,3 @@ class Progress:
             return
         self._last = self._clock()
         self._logger.info(message, *arguments)
-
-
-def configure_logging(speaks: bool, level: int = logging.INFO) -> None:
-    """Send the project's log to standard error; a rank that does not speak shows errors only.
-
-    Called once by the program, never on import. Loggers of other libraries are left alone.
-    """
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    handler.setLevel(level if speaks else logging.ERROR)
-    for package in _PACKAGES:
-        logger = logging.getLogger(package)
-        logger.handlers[:] = [handler]  # once, also when a process starts several runs
-        logger.setLevel(level)
-        logger.propagate = False

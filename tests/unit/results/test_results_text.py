@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from complete_verifier.results.progress import Printer, Progress, configure_logging
+from complete_verifier.results.progress import Printer, Progress
 from complete_verifier.results.record import Memory, Seconds
 from complete_verifier.results.results_file import ResultsFile
 from complete_verifier.results.summary import format_summary, verdict_line
@@ -125,26 +125,3 @@ def test_progress_is_logged_at_most_once_per_interval(caplog) -> None:
             progress.report("step %d of %d", second, 12)
             silent.report("never")
     assert caplog.messages == ["step 5 of 12", "step 10 of 12"]
-
-
-@pytest.fixture
-def _restored_loggers():
-    loggers = [logging.getLogger(name) for name in ("complete_verifier", "auto_LiRPA_patches")]
-    before = [(item.handlers[:], item.level, item.propagate) for item in loggers]
-    yield
-    for item, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        item.handlers[:], item.propagate = handlers, propagate
-        item.setLevel(level)
-
-
-@pytest.mark.usefixtures("_restored_loggers")
-def test_a_silent_rank_still_logs_its_errors(capsys) -> None:
-    logger = logging.getLogger("complete_verifier.test")
-    configure_logging(speaks=False)
-    configure_logging(speaks=False)  # a second run in one process does not log twice
-    logger.warning("a warning")
-    logger.error("an error")
-    assert capsys.readouterr().err == "ERROR complete_verifier.test: an error\n"
-    configure_logging(speaks=True)
-    logger.info("progress")
-    assert capsys.readouterr().err == "INFO complete_verifier.test: progress\n"
