@@ -247,7 +247,7 @@ def _flags(rng: np.random.Generator) -> tuple[str, ...]:
         *("--branching_reduceop", pick("min", "max")),
         *("--tree_traversal", pick("breadth_first", "depth_first")),
         *("--batch_size", pick(1, 3, 16, 64, 512), "--max_domains", pick(8, 200, 1e5, 1e5)),
-        *("--max_iterations", pick(2, 40, 300, 300), "--timeout", pick(1.5, 6, 6)),
+        *("--max_iterations", pick(2, 20, 100, 100), "--timeout", pick(1, 3, 3)),
         *("--lr_alpha", pick(0.01, 0.1), "--lr_beta", pick(0.05, 0.5)),
         *("--input_split_adv_check", pick(-1, 0, 20), "--seed", pick(1, 2, 3)),
         *sometimes(0.2, "--force_synchronous"),

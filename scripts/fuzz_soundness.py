@@ -82,14 +82,13 @@ class Result:
         )
 
 
-def run_case(seed: int, keep: Path | None = None) -> Result:
-    """Make, decide and judge the case of a seed.
+def run(case: Case, keep: Path | None = None) -> Result:
+    """Decide and judge a case.
 
     Args:
-        seed: of the case.
+        case: from `make_case`.
         keep: folder in which network, property and record stay; None = they are removed.
     """
-    case = make_case(seed)
     folder = Path(tempfile.mkdtemp(prefix="fuzz_")) if keep is None else keep
     try:
         start = time.monotonic()
@@ -99,7 +98,7 @@ def run_case(seed: int, keep: Path | None = None) -> Result:
     finally:
         if keep is None:
             shutil.rmtree(folder)
-    return Result(seed, case.kind, verdict, judgement, why, case.least, seconds, case.flags)
+    return Result(case.seed, case.kind, verdict, judgement, why, case.least, seconds, case.flags)
 
 
 def decide(case: Case, folder: Path) -> tuple[str, str]:
@@ -120,10 +119,11 @@ def decide(case: Case, folder: Path) -> tuple[str, str]:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         verify([*arguments, *case.flags])
     (folder / "printed.txt").write_text(printed.getvalue())
-    if not (folder / "out.json").exists():
+    written = folder / "out.json"
+    records = json.loads(written.read_text()) if written.exists() else []
+    if not records:
         return "no answer", printed.getvalue()[-500:]
-    (record,) = json.loads((folder / "out.json").read_text())
-    return str(record["verdict"]), str(record["reason"])
+    return str(records[0]["verdict"]), str(records[0]["reason"])
 
 
 def judge(case: Case, verdict: str, reason: str, folder: Path) -> tuple[Judgement, str]:
@@ -265,7 +265,7 @@ def _results(seeds: range, jobs: int, keep: Path | None) -> Iterable[Result]:
 
 
 def _kept(keep: Path | None, seed: int) -> Result:
-    return run_case(seed, None if keep is None else keep / str(seed))
+    return run(make_case(seed), None if keep is None else keep / str(seed))
 
 
 def _one_thread() -> None:
