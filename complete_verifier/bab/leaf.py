@@ -101,8 +101,7 @@ def _solve(
     problem: Subproblems, program: _Program
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray | None] | None:
     """Weights of the rows with multipliers of the splits to try, and the minimiser if any."""
-    solver = highspy.Highs()
-    solver.silent()
+    solver = _Solver()
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("presolve", "off")  # so that infeasibility comes with a certificate
     solver.passModel(_model(problem, program))
@@ -120,6 +119,14 @@ def _solve(
             sides = [np.maximum(sign * np.array(ray)[count:], 0.0) for sign in (1.0, -1.0)]
             return [(even, scale * side) for side in sides for scale in _RAY_SCALES], None
     return None
+
+
+class _Solver(highspy.Highs):
+    """Silent from its first call on: the constructor already enables callbacks, and says so."""
+
+    def enableCallbacks(self) -> None:  # noqa: N802 - the solver's name
+        self.silent()
+        super().enableCallbacks()
 
 
 def _program(problem: Subproblems, thresholds: np.ndarray) -> _Program:

@@ -6,6 +6,9 @@ does not come back.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from complete_verifier import instance
 from tests.regression.conftest import Verify
-from tests.regression.user_runs import Run, save_mlp, vnnlib
+from tests.regression.user_runs import ROOT, Run, save_mlp, vnnlib
 
 # Later flags replace those of `verify`, which does not branch.
 BRANCH = ("--complete_verifier", "bab", "--pgd_order", "skip", "--timeout", "60")
@@ -158,6 +161,40 @@ def test_a_region_without_points_beside_one_with_points(
     for where, verdict in ((f"(and (>= X_0 -1.0) {unsafe})", "sat"), (nowhere, "unsat")):
         both = f"{head}\n(assert (or {nowhere} {where}))\n"
         assert verify(onnx, both, *INPUTS).verdict == verdict
+
+
+# -- output ------------------------------------------------------------------------------------
+
+
+def test_the_linear_solver_stays_silent(tmp_path: Path) -> None:
+    """A process of its own: the solver introduces itself once per process, from C."""
+    onnx = save_mlp(tmp_path / "net.onnx", ([[1.0]], [0.0]), ([[1.0]], [0.0]))
+    # No bound of one row excludes this, so it takes a leaf.
+    text = vnnlib([-1], [1], 1, "(and (<= Y_0 0.25) (>= Y_0 0.5))")
+    (tmp_path / "property.vnnlib").write_text(text)
+    program = (
+        "import sys\n"
+        "from complete_verifier.bab import activation, leaf\n"
+        "from complete_verifier.abcrown import main\n"
+        "def decide(*arguments):\n"
+        "    print('a leaf was decided')\n"
+        "    return leaf.decide_leaf(*arguments)\n"
+        "activation.decide_leaf = decide\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    files = ("--onnx_path", onnx, "--vnnlib_path", "property.vnnlib", "--device", "cpu")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, files), *ACTIVATIONS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a leaf was decided" in done.stdout
+    assert "HiGHS" not in done.stdout
 
 
 # -- 33: limits --------------------------------------------------------------------------------
