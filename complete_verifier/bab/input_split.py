@@ -148,8 +148,8 @@ class _Search:
     def _receive(self, bounded: Bounded) -> None:
         """Try points of open boxes; put those that can be split into the pool."""
         still = bounded.select(bounded.boxes.is_open)
-        found = self._attack(still)
         can_split = still.boxes.splittable.any(dim=1)
+        found = self._attack(still, still.select(~can_split))
         self.pool.add(still.boxes.select(can_split))
         stuck = still.boxes.margin[~can_split]
         if stuck.numel():
@@ -162,11 +162,16 @@ class _Search:
             counterexample=found,
         )
 
-    def _attack(self, still: Bounded) -> Counterexample | None:
-        """Cheap points every round; a walk in rounds 0, 1, 2, 4, 8, … and every 32nd."""
+    def _attack(self, still: Bounded, stuck: Bounded) -> Counterexample | None:
+        """Cheap points every round; a walk in rounds 0, 1, 2, 4, 8, … and every 32nd.
+
+        Boxes that cannot be split are never met again, so they are tried at once.
+        """
         check, rounds = self.settings.adv_check, self.progress.rounds
-        if check < 0 or self.progress.visited < check:
+        if check < 0:
             return None
+        if self.progress.visited < check:
+            return self.attack.look(stuck)
         found = self.attack.look(still)
         if found is not None:
             return found

@@ -163,6 +163,16 @@ def test_a_region_without_points_beside_one_with_points(
         assert verify(onnx, both, *INPUTS).verdict == verdict
 
 
+def test_a_box_that_cannot_be_split_is_tried_however_late_attacks_start(
+    verify: Verify, tmp_path: Path
+) -> None:
+    """A point is violated or not; nothing is left that a later attack could look at."""
+    onnx = save_mlp(tmp_path / "net.onnx", (np.eye(2), np.zeros(2)), (np.eye(2), np.zeros(2)))
+    text = vnnlib([0.5, 0.5], [0.5, 0.5], 2, "(<= Y_0 0.5)")
+    late = ("--input_split_adv_check", "20")
+    assert verify(onnx, text, *INPUTS, *late).verdict == "sat"
+
+
 # -- output ------------------------------------------------------------------------------------
 
 
