@@ -185,7 +185,7 @@ class InstanceRun:
         if settings is None:
             return found
         start = self._clock.seconds()
-        total = BranchAndBound()
+        total, undecided = BranchAndBound(), ""
         for region, bounds in zip(self._specification.regions, found.regions, strict=False):
             if bounds.proven:
                 continue
@@ -201,8 +201,12 @@ class InstanceRun:
                     reason="counterexample found in branch and bound, replayed with onnxruntime",
                     counterexample=outcome.counterexample,
                 )
-            if outcome.ending is not Ending.PROVEN:
-                return replace(found, reason=f"branch and bound ended: {outcome.reason}")
+            if outcome.ending is not Ending.PROVEN and not undecided:
+                undecided = f"branch and bound ended: {outcome.reason}"
+            if outcome.ending is Ending.TIMEOUT:
+                break
+        if undecided:
+            return replace(found, reason=undecided)
         return replace(
             found,
             verdict=Verdict.UNSAT,
@@ -265,10 +269,11 @@ def _sat_reason(counterexample: Counterexample) -> str:
 
 
 def _added(total: BranchAndBound, outcome: BabOutcome) -> BranchAndBound:
-    """The counters of all regions so far; the lower bound is that of the last one worked on."""
+    """The counters of all regions so far, and the smallest lower bound."""
+    before = float("inf") if total.lower_bound is None else total.lower_bound
     return BranchAndBound(
         rounds=total.rounds + outcome.rounds,
         domains_visited=total.domains_visited + outcome.domains_visited,
         domains_left=total.domains_left + outcome.domains_left,
-        lower_bound=outcome.lower_bound,
+        lower_bound=min(before, outcome.lower_bound),
     )

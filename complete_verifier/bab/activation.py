@@ -45,6 +45,9 @@ def activation_branch_and_bound(
     return _Tree(root, context, settings).run()
 
 
+_LEAVES_PER_ASK = 16
+
+
 class _Tree:
     """One region's pool and counters."""
 
@@ -111,9 +114,10 @@ class _Tree:
         if self.context.out_of_time():
             return Ending.TIMEOUT, "the time limit was reached"
         if len(self.pool) > settings.max_domains:
-            return Ending.MAX_DOMAINS, f"more than {settings.max_domains:g} open subproblems"
+            reason = f"more than {settings.max_domains:g} open subproblems (bab.max_domains)"
+            return Ending.MAX_DOMAINS, reason
         if settings.max_iterations is not None and self.rounds >= settings.max_iterations:
-            return Ending.MAX_ITERATIONS, f"{self.rounds} rounds were allowed"
+            return Ending.MAX_ITERATIONS, f"{self.rounds} rounds were allowed (bab.max_iterations)"
         return None
 
     def _round(self) -> Counterexample | None:
@@ -213,6 +217,9 @@ class _Tree:
     def _leaves(self, batch: DomainBatch) -> Counterexample | None:
         """Decide subproblems without an open neuron exactly."""
         for number in range(batch.count):
+            if number % _LEAVES_PER_ASK == 0 and self.context.out_of_time():
+                self.pool.add(batch.select(torch.arange(number, batch.count)))
+                return None
             leaf = batch.select(torch.tensor([number]))
             self.visited += 1
             proven, point = decide_leaf(self.bounding, leaf)

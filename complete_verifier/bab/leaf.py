@@ -16,8 +16,10 @@ import torch
 from auto_LiRPA_patches.engine.backward import input_form
 from auto_LiRPA_patches.engine.rows import BatchRows, NeuronRows
 from auto_LiRPA_patches.engine.subproblems import Subproblems
+from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bounds.rounding import allowance_of
 
 # An infeasible leaf's certificate is a direction; scaled far enough, its bound exceeds any margin.
 _RAY_SCALES = (1.0, 1e3, 1e6)
@@ -87,14 +89,40 @@ def _excluded(
         alphas={index: alpha[:, :1] for index, alpha in problem.alphas.items()},
         betas=betas,
     )
+    at_input: list[torch.Tensor] = []
+
+    def observe(index: int, coeffs: torch.Tensor) -> None:
+        if index == 0:
+            at_input.append(coeffs)
+
     with torch.no_grad():
         state = tried.relaxations()
-        lower = float(tried.lower(state)[0, 0])
+        lower = tried.lower(state, observe)[0, 0]
         output = state.interval(problem.graph.output)
-    largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
-    # The functional was rounded to the bounds' precision; what that moved is taken off.
-    moved = np.abs(exact - mixed.double().cpu().numpy()) @ largest.double().cpu().numpy()
-    return bool(lower - moved > weights @ thresholds)
+        size = lower.abs() + _multiplied(problem, betas)
+        for coeffs in at_input:
+            size = size + coeffs[0, 0].flatten().abs() @ _largest(problem.box)
+    # The functional was rounded to the bounds' precision; what that moved is taken off. So is what
+    # rounding may account for: large multipliers add up large numbers.
+    moved = np.abs(exact - mixed.double().cpu().numpy()) @ _largest(output).double().cpu().numpy()
+    slack = moved + float(allowance_of(size))
+    return bool(float(lower) - slack > weights @ thresholds)
+
+
+def _multiplied(problem: Subproblems, betas: dict[int, torch.Tensor]) -> torch.Tensor:
+    """``sum of beta * |z|`` over the split neurons z, at most: a scalar."""
+    total = problem.rows.new_zeros(())
+    for activation, beta in betas.items():
+        source = problem.graph.nodes[activation].inputs[0]
+        index = problem.features.get(activation)
+        values = _largest(problem.bounds[source])
+        total = total + beta[0, 0] @ (values if index is None else values[index])
+    return total
+
+
+def _largest(bounds: Interval) -> torch.Tensor:
+    """Largest absolute value of each element of the first box, ``[N]``."""
+    return torch.maximum(bounds.lower.abs(), bounds.upper.abs())[0].flatten()
 
 
 def _solve(
