@@ -53,6 +53,8 @@ def start(arguments: list[str], folder: Path, **environment: str) -> subprocess.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A test run in the background inherits an ignored SIGINT, and would hand it on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -238,7 +240,10 @@ def test_ctrl_c_keeps_what_is_finished(files: Path) -> None:
     time.sleep(0.3)
     asked = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, complaints = process.communicate(timeout=60)
+    try:
+        _, complaints = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 1 and time.monotonic() - asked < 10
     assert "interrupted" in complaints and "Traceback" not in complaints
     (record,) = json.loads((files / "out.json").read_text())
