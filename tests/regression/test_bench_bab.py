@@ -43,7 +43,9 @@ def test_the_figures_hold_together(
     found = json.loads((tmp_path / "b.json").read_text())
     assert found["ending"] == "max_iterations" and found["rounds"] == 2
     assert found["subproblems"] >= 4 and found["subproblems_left"] > 0
-    assert found["root_lower_bound"] - 1e-3 <= found["lower_bound"] < 0
+    assert found["lower_bound"] < 0
+    if not manner:  # boxes are bounded without α, and may start looser than the root's α-CROWN
+        assert found["root_lower_bound"] - 1e-3 <= found["lower_bound"]
     rate = found["subproblems"] / found["seconds"]
     assert found["subproblems_per_second"] == pytest.approx(rate)
     spent = found["phase_seconds"]
