@@ -174,7 +174,6 @@ class _Optimization:
         ]
         for alpha in leaves:
             alpha.requires_grad_(True)
-        self.leaves = leaves
         group = ParameterGroup(leaves, options.learning_rate, 0.0, 1.0)
         self.adam = ProjectedAdam([group], options.decay)
         shape = (rows.count, self.box.lower.shape[0])

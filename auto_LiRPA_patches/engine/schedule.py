@@ -174,10 +174,8 @@ def _where_unstable(
     if options.sparse_rows:
         return tighter
     wanted = elements_to_bound(graph, node, bounds, replace(options, sparse_rows=True))
-    shape = bounds.lower.shape
     refined = Interval(tighter.lower.flatten(1)[:, wanted], tighter.upper.flatten(1)[:, wanted])
-    chosen = scatter(bounds, wanted, refined)
-    return Interval(chosen.lower.view(shape), chosen.upper.view(shape))
+    return scatter(bounds, wanted, refined)
 
 
 def relaxed_features(

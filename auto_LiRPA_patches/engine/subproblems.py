@@ -21,9 +21,9 @@ from auto_LiRPA_patches.engine.backward import Observe, lower_bounds
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import BatchRows
-from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.lines import Lines
+from auto_LiRPA_patches.operators.relu import Relu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,31 +245,18 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
     if index is None:
         return replace(batch, alphas=alphas, betas=betas)
     shared = batch.box.lower.shape[0] == 1
-    box = batch.box if shared else _rows(batch.box, index)
+    box = batch.box if shared else batch.box.select(index)
     return replace(
         batch,
         box=box,
         rows=batch.rows.index_select(1, index),
-        bounds={node: _rows(bounds, index) for node, bounds in batch.bounds.items()},
+        bounds={node: bounds.select(index) for node, bounds in batch.bounds.items()},
         signs={key: sign.index_select(0, index) for key, sign in batch.signs.items()},
         alphas=alphas,
         betas=betas,
     )
 
 
-def _rows(bounds: Interval, index: Tensor) -> Interval:
-    return Interval(bounds.lower.index_select(0, index), bounds.upper.index_select(0, index))
-
-
 def relu_like(graph: Graph) -> bool:
     """Whether every relaxed node is an activation whose split at zero makes it exact."""
-    from auto_LiRPA_patches.operators.relu import Relu
-
     return all(isinstance(graph.nodes[index].operator, Relu) for index in graph.relaxed)
-
-
-def activation_input(graph: Graph, index: int) -> int:
-    """The node an activation's splits speak of: its input."""
-    if not isinstance(graph.nodes[index].operator, Activation):
-        raise TypeError(f"{graph.nodes[index].name} is not an activation")
-    return graph.nodes[index].inputs[0]

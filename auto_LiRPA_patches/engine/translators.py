@@ -16,6 +16,7 @@ from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.operators.s_shaped import Sigmoid, Tanh
 from auto_LiRPA_patches.operators.scaling import ScaleShift
 from auto_LiRPA_patches.operators.shape import Concat, ConstantPad, Reshape, Select, Transpose
+from auto_LiRPA_patches.sharding.weights import WeightHandle
 
 Translator = Callable[[UpstreamNode], Operator]
 
@@ -30,19 +31,24 @@ def _require_constants(node: UpstreamNode, *positions: int) -> None:
             node.refuse(f"operand {position} depends on the network's input")
 
 
+def _weight_and_bias(node: UpstreamNode) -> tuple[WeightHandle, WeightHandle | None]:
+    operands = node.operands
+    return operands[1].register(), operands[2].register() if len(operands) > 2 else None
+
+
 def _gemm(node: UpstreamNode) -> Operator:
     _require_constants(node, 1, 2)
     given = node.attributes
     for name, plain in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)):
         if float(given.get(name, plain)) != plain:
             node.refuse(f"{name} is {given[name]}, expected {plain}")
-    operands = node.operands
+    weight, bias = _weight_and_bias(node)
     return Linear(
         node.name,
         _inputs(node),
         node.shape,
-        weight=operands[1].register(),
-        bias=operands[2].register() if len(operands) > 2 else None,
+        weight=weight,
+        bias=bias,
         transposed=not bool(given.get("transB", 0)),
     )
 
@@ -67,13 +73,13 @@ def _conv(node: UpstreamNode) -> Operator:
     pads = [int(pad) for pad in given.get("pads", [0] * (2 * axes))]
     if pads[:axes] != pads[axes:]:
         node.refuse(f"asymmetric padding {pads}")
-    operands = node.operands
+    weight, bias = _weight_and_bias(node)
     return Conv(
         node.name,
         _inputs(node),
         node.shape,
-        weight=operands[1].register(),
-        bias=operands[2].register() if len(operands) > 2 else None,
+        weight=weight,
+        bias=bias,
         stride=tuple(given.get("strides", [1] * axes)),
         padding=tuple(pads[:axes]),
         dilation=tuple(given.get("dilations", [1] * axes)),

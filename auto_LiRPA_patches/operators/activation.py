@@ -40,11 +40,6 @@ class Activation(Operator):
     def needs_bounds(self) -> bool:
         return True
 
-    @property
-    @abstractmethod
-    def num_alphas(self) -> int:
-        """Number K of optimisable parameters per element and row."""
-
     @abstractmethod
     def function(self, value: Tensor) -> Tensor:
         """f, elementwise."""

@@ -52,6 +52,10 @@ class Interval:
             _ValueOf.apply(self.lower, lower.detach()), _ValueOf.apply(self.upper, upper.detach())
         )
 
+    def select(self, index: Tensor) -> Interval:
+        """The boxes of the batch at ``index``."""
+        return Interval(self.lower.index_select(0, index), self.upper.index_select(0, index))
+
     def detach(self) -> Interval:
         """The same bounds without gradient history."""
         return Interval(self.lower.detach(), self.upper.detach())

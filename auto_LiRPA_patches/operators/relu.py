@@ -46,10 +46,6 @@ class Relu(Activation):
 
     lower_slope: str = "adaptive"
 
-    @property
-    def num_alphas(self) -> int:
-        return 1
-
     def function(self, value: Tensor) -> Tensor:
         return torch.relu(value)
 

@@ -57,10 +57,6 @@ class SShaped(Activation):
     """Common part of Sigmoid and Tanh; subclasses give f, f' and f(x) + f(-x)."""
 
     @property
-    def num_alphas(self) -> int:
-        return 2
-
-    @property
     @abstractmethod
     def symmetry(self) -> float:
         """The constant f(x) + f(-x)."""

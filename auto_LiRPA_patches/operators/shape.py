@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,13 @@ class Movement(Operator):
     Subclasses give the movement and its adjoint on ``[R, *shape]`` rows.
     """
 
+    @abstractmethod
     def move(self, rows: Tensor) -> Tensor:
         """``[R, *input_shape] -> [R, *output_shape]``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def move_back(self, rows: Tensor) -> Tensor:
         """Adjoint of `move` (of its linear part): ``[R, *output_shape] -> [R, *input_shape]``."""
-        raise NotImplementedError
 
     def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
         return self.move(inputs[0])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +27,7 @@ from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab.input_pool import Boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bounds.output_rows import OutputRows
-from complete_verifier.bounds.rounding import allowance_of
+from complete_verifier.bounds.rounding import allowance_of, coefficient_rounding
 from complete_verifier.model.network import Network
 
 # Coefficient elements of a tile on the CPU if all neurons were unstable; usually a quarter is.
@@ -96,7 +95,9 @@ class InputBounds:
         like = root.lower
         self.matrix = rows.matrix(like)
         self.root_width = (root.upper - root.lower).flatten()
-        self.slack = torch.from_numpy(self._rounding(root)).to(like.device)
+        output = Relaxations(self.graph, root).interval(self.graph.output)
+        slack = coefficient_rounding(rows, self.matrix, output)
+        self.slack = torch.from_numpy(slack).to(like.device)
         self.row_of = torch.from_numpy(rows.row_of).to(like.device)
         self.clause_of = torch.from_numpy(rows.clause_of).to(like.device)
         self.rhs = torch.from_numpy(rows.rhs).to(like.device)
@@ -277,12 +278,11 @@ class InputBounds:
         wanted = self._wanted_rows(part.boxes)
         start = Relaxations(
             self.graph,
-            Interval(state.box.lower[still], state.box.upper[still]),
+            state.box.select(still),
             state.features,
         )
         for node in self.graph.bounded:
-            known = state.bounds[node]
-            start.set_bounds(node, Interval(known.lower[still], known.upper[still]))
+            start.set_bounds(node, state.bounds[node].select(still))
         result = optimize_alpha(
             start,
             SpecRows(self.matrix[wanted].view(-1, *self.graph.output_shape)),
@@ -309,12 +309,6 @@ class InputBounds:
         width = boxes.upper - boxes.lower
         naive = torch.nan_to_num(width / self.root_width, nan=0.0, posinf=0.0)
         return Bounded(replace(boxes, score=naive), boxes.lower / 2 + boxes.upper / 2)
-
-    def _rounding(self, root: Interval) -> np.ndarray:
-        """``[S]`` float64: how far rounding the functionals' coefficients can move them."""
-        output = Relaxations(self.graph, root).interval(self.graph.output)
-        largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
-        return self.rows.rounding(self.matrix, largest.double().cpu().numpy())
 
 
 def _cut(boxes: Boxes, size: int) -> list[Boxes]:

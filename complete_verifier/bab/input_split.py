@@ -23,6 +23,7 @@ from complete_verifier.bab.input_branching import children
 from complete_verifier.bab.input_pool import BoxPool, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bounds.input_box import input_box
 from complete_verifier.bounds.output_rows import OutputRows, output_rows
 
 
@@ -43,7 +44,7 @@ def input_branch_and_bound(
     rows = output_rows(region.clauses, network.num_outputs)
     if region.is_empty or rows.num_clauses == 0:
         return BabOutcome(ending=Ending.PROVEN, reason="the region has no unsafe point")
-    box = _input_box(context)
+    box = input_box(context.network.graph, context.region)
     if not all(clause.num_rows for clause in region.clauses):
         return _always_unsafe(context, box)
     return _Search(context, settings, bab, rows, box).run()
@@ -197,20 +198,6 @@ class _Search:
             Ending.STUCK: f"{progress.stuck} boxes one float wide can neither be excluded nor "
             "split",
         }[ending]
-
-
-def _input_box(context: BabContext) -> Interval:
-    """The smallest box in the network's precision that contains the region's, ``[1, *shape]``."""
-    graph, region = context.network.graph, context.region
-    if graph.precision == torch.float64:
-        lower, upper = region.lower, region.upper
-    else:
-        lower, upper = region.float32_outer_box()
-    shape = (1, *graph.input_shape)
-    return Interval(
-        torch.tensor(lower, dtype=graph.precision, device=graph.device).view(shape),
-        torch.tensor(upper, dtype=graph.precision, device=graph.device).view(shape),
-    )
 
 
 def _always_unsafe(context: BabContext, box: Interval) -> BabOutcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from sortedcontainers import SortedList
 from torch import Tensor
@@ -139,15 +138,6 @@ class DomainPool:
             batch.alphas,
             batch.margin,
         )
-
-    def drop_clauses(self, closed: np.ndarray) -> None:
-        """Forget subproblems of clauses that need no proof any more (``closed [clauses]`` bool)."""
-        slabs = self._require_slabs()
-        clauses = slabs.clause.tolist()
-        gone = [key for key in self._order if closed[clauses[key[-1]]]]
-        for key in gone:
-            self._order.remove(key)
-            self._free.append(int(key[-1]))
 
     def _require_slabs(self) -> DomainBatch:
         if self._slabs is None:

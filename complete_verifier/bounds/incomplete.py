@@ -20,9 +20,10 @@ from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bounds.input_box import input_box
 from complete_verifier.bounds.output_rows import output_rows
 from complete_verifier.bounds.root import Root
-from complete_verifier.bounds.rounding import rounding_allowance
+from complete_verifier.bounds.rounding import coefficient_rounding, rounding_allowance
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Region
@@ -93,7 +94,7 @@ class RegionVerification:
         self.settings = settings
         self.graph: Graph = network.graph
         self.rows = output_rows(region.clauses, network.num_outputs)
-        self.box = _input_box(network, region)
+        self.box = input_box(network.graph, region)
         self.matrix = self.rows.matrix(self.box.lower)
         self._known: RegionBounds | None = None
         self._pass: _FirstPass | None = None
@@ -113,7 +114,7 @@ class RegionVerification:
                 self._pass = self._bound()
             except OutOfTimeError:
                 self._known = RegionBounds(proven=False, timed_out=True)
-        if self._known is not None or self._pass is None:
+        if self._pass is None:
             return self._known or RegionBounds(proven=False)
         return RegionBounds(proven=bool(self._pass.excluded.all()), crown=self._pass.margins)
 
@@ -149,7 +150,8 @@ class RegionVerification:
             lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
             # Lines over wide intervals can be looser than the intervals themselves.
             lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
-        coefficients = self._rounding(state)
+        output = state.interval(self.graph.output)
+        coefficients = coefficient_rounding(self.rows, self.matrix, output)
         first = lower[:, 0].double().cpu().numpy() - coefficients
         allowance = rounding_allowance(state, self.matrix, lower)
         return _FirstPass(
@@ -245,22 +247,3 @@ class RegionVerification:
 
     def _spec(self, matrix: Tensor) -> SpecRows:
         return SpecRows(matrix.view(-1, *self.graph.output_shape))
-
-    def _rounding(self, state: Relaxations) -> np.ndarray:
-        output = state.interval(self.graph.output)
-        largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
-        return self.rows.rounding(self.matrix, largest.double().cpu().numpy())
-
-
-def _input_box(network: Network, region: Region) -> Interval:
-    """The smallest box in the network's precision that contains the region's."""
-    precision, device = network.graph.precision, network.graph.device
-    if precision == torch.float64:
-        lower, upper = region.lower, region.upper
-    else:
-        lower, upper = region.float32_outer_box()
-    shape = (1, *network.input_shape)
-    return Interval(
-        torch.tensor(lower, dtype=precision, device=device).view(shape),
-        torch.tensor(upper, dtype=precision, device=device).view(shape),
-    )

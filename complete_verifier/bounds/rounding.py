@@ -16,6 +16,8 @@ from torch import Tensor
 from auto_LiRPA_patches.engine.backward import input_form
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
+from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bounds.output_rows import OutputRows
 
 _UNITS = 8
 
@@ -23,6 +25,18 @@ _UNITS = 8
 def allowance_of(size: Tensor) -> Tensor:
     """The allowance, float64, for numbers that added up to ``size`` in absolute value."""
     return _UNITS * torch.finfo(size.dtype).eps * size.double()
+
+
+def coefficient_rounding(rows: OutputRows, matrix: Tensor, output: Interval) -> np.ndarray:
+    """How far rounding the functionals' coefficients can move each of them, ``[S]`` float64.
+
+    Args:
+        rows: the exact functionals.
+        matrix: ``[S, O]``, the same as bounds use them.
+        output: bounds of the outputs, ``[1, *output_shape]``.
+    """
+    largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
+    return rows.rounding(matrix, largest.double().cpu().numpy())
 
 
 def rounding_allowance(state: Relaxations, matrix: Tensor, lower: Tensor) -> np.ndarray:
