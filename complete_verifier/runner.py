@@ -120,32 +120,16 @@ class _Runner:
         return Finished(replace(record, reason=reason, seconds=seconds), None)
 
     def _verify(self, query: Query, record: Record) -> Finished:
-        if not self._session.config.general.measure_memory:
-            return self._timed(query, record, None)
-        self._networks.forget()  # loaded again inside, so that the meter sees every weight
-        with MemoryMeter(self._session.device) as meter:
-            return self._timed(query, record, meter)
-
-    def _timed(self, query: Query, record: Record, meter: MemoryMeter | None) -> Finished:
         world = self._session.ranks.world
         clock = Clock(query.timeout_seconds, world)
         network, specification = read_instance(query, self._networks, world)
         load_seconds = clock.seconds()
-        if meter is not None:
-            meter.mark_baseline()
         progress = Progress(logger, self._session.speaks)
         run = InstanceRun(
             self._session, network, specification, self._effort, clock, progress.report
         )
-        outcome = run.run()
-        memory = Memory()
-        if meter is not None:
-            taken = world.all_gather_integers("memory", [meter.baseline_bytes, meter.peak_bytes])
-            memory = Memory(
-                baseline_bytes=tuple(pair[0] for pair in taken),
-                peak_bytes=tuple(pair[1] for pair in taken),
-            )
         weights = network.graph.weights
+        outcome, memory = self._measured(run, weights)
         parallel = replace(self._parallel, parameters=self._parameters(weights))
         return Finished(
             replace(
@@ -166,6 +150,23 @@ class _Runner:
             ),
             outcome,
         )
+
+    def _measured(self, run: InstanceRun, weights: WeightSource) -> tuple[Outcome, Memory]:
+        """Run an instance, and count its bytes where that is asked for.
+
+        The network is loaded before: torch traces other graphs while the meter watches.
+        """
+        if not self._session.config.general.measure_memory:
+            return run.run(), Memory()
+        with MemoryMeter(self._session.device) as meter:
+            meter.track(*weights.held())
+            meter.mark_baseline()
+            outcome = run.run()
+        taken = self._session.ranks.world.all_gather_integers(
+            "memory", [meter.baseline_bytes, meter.peak_bytes]
+        )
+        baseline, peak = zip(*taken, strict=True)
+        return outcome, Memory(baseline_bytes=baseline, peak_bytes=peak)
 
     def _parameters(self, weights: WeightSource) -> Parameters:
         held = self._session.ranks.world.all_gather_integers("parameters", [weights.local_bytes])

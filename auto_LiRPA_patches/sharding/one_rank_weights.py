@@ -28,6 +28,10 @@ class OneRankWeights(WeightSource):
         self._check_mine(handle)
         return self._tensors[handle.index]
 
+    def held(self) -> tuple[Tensor, ...]:
+        """Return the tensors themselves."""
+        return tuple(self._tensors)
+
     def share(self) -> tuple[ParameterShare, ...]:
         """Return the whole of each parameter."""
         return tuple(

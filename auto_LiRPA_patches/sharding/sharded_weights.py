@@ -85,6 +85,10 @@ class ShardedWeights(WeightSource):
             for handle, part in zip(self._handles, self._slices, strict=True)
         )
 
+    def held(self) -> tuple[Tensor, ...]:
+        """Return this rank's slices."""
+        return tuple(self._slices)
+
     def check_agreement(self) -> None:
         """Check that all ranks registered the same names, shapes and dtypes in the same order.
 

@@ -136,6 +136,10 @@ class WeightSource(ABC):
             RankMismatchError: on every rank, naming the first difference.
         """
 
+    @abstractmethod
+    def held(self) -> tuple[Tensor, ...]:
+        """Return what this rank stores, whole parameters or slices, for counting."""
+
     # -- for implementations ---------------------------------------------------------------
 
     @abstractmethod
