@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from auto_LiRPA_patches import registry
 from complete_verifier.abcrown import main
 from tests.regression.user_runs import LITTLE, Run, read_json
 
@@ -23,7 +22,6 @@ def program(
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    was_patched = bool(registry.applied())
     deterministic = torch.are_deterministic_algorithms_enabled()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as torchrun gives each rank; bits may depend on the number
@@ -38,8 +36,6 @@ def program(
     yield run
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    if not was_patched:
-        registry.revert()
 
 
 @pytest.fixture
