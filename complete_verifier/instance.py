@@ -16,7 +16,7 @@ from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
-from complete_verifier.bounds.memory import memory_limit
+from complete_verifier.bounds.memory import memory_limit, pool_limit
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.clock import Clock
 from complete_verifier.effort import Effort
@@ -222,6 +222,9 @@ class InstanceRun:
             region=region,
             bounds=self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds,
             confirm=self._confirm,
+            pool_limit_bytes=pool_limit(
+                self._session.launch.local_world_size, self._session.ranks.world
+            ),
         )
         graph = self._network.graph
         if self._effort.splits_inputs(self._network.num_inputs, relu_like(graph)):

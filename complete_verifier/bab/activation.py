@@ -15,13 +15,14 @@ from torch import Tensor
 
 from auto_LiRPA_patches.engine.subproblems import relu_like
 from complete_verifier.attack.counterexample import Counterexample
-from complete_verifier.bab import branching
+from complete_verifier.bab import branching, stop
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.pool import DomainBatch, DomainPool
+from complete_verifier.bab.stop import Tally
 from complete_verifier.bounds.root import Root
 
 
@@ -46,6 +47,7 @@ def activation_branch_and_bound(
 
 
 _LEAVES_PER_ASK = 16
+_NOUN = "subproblems"
 
 
 class _Tree:
@@ -57,32 +59,20 @@ class _Tree:
         self.bounding = Bounding(root, self.features, self.clauses, context.bounds)
         self.context = context
         self.settings = settings
-        self.pool = DomainPool(worst_first=settings.worst_first or settings.synchronous)
+        self.pool = DomainPool(worst_first=settings.by_bound)
         self.generator = torch.Generator().manual_seed(settings.seed)
-        self.rounds = 0
-        self.visited = 0
-        self.stuck = 0
         self.stuck_margin = float("inf")
         self.start = time.monotonic()
+        self.tally = Tally()
         self._plant(root)
+        self._count()
 
     def run(self) -> BabOutcome:
         """Rounds until every subproblem is excluded or a limit is met."""
-        while len(self.pool):
-            ending = self._limit()
-            if ending is not None:
-                return self._end(*ending)
-            found = self._round()
-            if found is not None:
-                return replace(
-                    self._end(Ending.VIOLATED, "counterexample found in the tree"),
-                    counterexample=found,
-                )
-        if self.stuck:
-            return self._end(
-                Ending.STUCK, f"{self.stuck} subproblems can neither be excluded nor split"
-            )
-        return self._end(Ending.PROVEN, f"{self.visited} subproblems exclude every violation")
+        while (found := stop.ending(self.tally, self.settings, self.context)) is None:
+            self._round()
+            self._count()
+        return stop.outcome(found, self.tally, self.settings, _NOUN)
 
     def _plant(self, root: Root) -> None:
         """One subproblem per open clause."""
@@ -109,18 +99,8 @@ class _Tree:
             )
         )
 
-    def _limit(self) -> tuple[Ending, str] | None:
-        settings = self.settings
-        if self.context.out_of_time():
-            return Ending.TIMEOUT, "the time limit was reached"
-        if len(self.pool) > settings.max_domains:
-            reason = f"more than {settings.max_domains:g} open subproblems (bab.max_domains)"
-            return Ending.MAX_DOMAINS, reason
-        if settings.max_iterations is not None and self.rounds >= settings.max_iterations:
-            return Ending.MAX_ITERATIONS, f"{self.rounds} rounds were allowed (bab.max_iterations)"
-        return None
-
-    def _round(self) -> Counterexample | None:
+    def _round(self) -> None:
+        """Take a batch, decide its leaves, split and bound the rest, keep what is open."""
         batch = self.pool.take(self.settings.batch_size)
         signs = self.bounding.signs(batch)
         is_open = self.features.open(signs)
@@ -128,23 +108,37 @@ class _Tree:
         if bool(leaves.any()):
             found = self._leaves(batch.select(leaves))
             if found is not None:
-                return found
+                self.tally = replace(self.tally, counterexample=found)
+                return
             batch, is_open = batch.select(~leaves), is_open[~leaves]
         if batch.count == 0:
-            return None
+            return
         scores, points = self._look(batch, is_open)
         found = self.context.try_points(points)
         if found is not None:
-            return found
+            self.pool.add(batch)
+            self.tally = replace(self.tally, counterexample=found)
+            return
         children = self._split(batch, scores, is_open)
         children = self.bounding.optimize(
             children, self.settings.beta, stop_early=not self.settings.synchronous
         )
-        self.visited += children.count
-        self.rounds += 1
+        self.tally = replace(
+            self.tally,
+            rounds=self.tally.rounds + 1,
+            visited=self.tally.visited + children.count,
+        )
         self.pool.add(children.select(~(children.margin > 0)))
-        self._report()
-        return None
+
+    def _count(self) -> None:
+        """Bring the tally up to date with the pool, and report."""
+        self.tally = replace(
+            self.tally,
+            waiting=len(self.pool),
+            worst_margin=min(self.pool.worst_margin, self.stuck_margin),
+            pool_bytes=self.pool.num_bytes,
+        )
+        self.context.say(stop.status(self.tally, _NOUN, time.monotonic() - self.start))
 
     def _look(self, batch: DomainBatch, is_open: Tensor) -> tuple[branching.Scores, np.ndarray]:
         """Scores of a batch's features, and the inputs that minimise its bounds."""
@@ -221,33 +215,16 @@ class _Tree:
                 self.pool.add(batch.select(torch.arange(number, batch.count)))
                 return None
             leaf = batch.select(torch.tensor([number]))
-            self.visited += 1
+            self.tally = replace(self.tally, visited=self.tally.visited + 1)
             proven, point = decide_leaf(self.bounding, leaf)
             if proven:
                 continue
             found = self.context.try_points(point)
             if found is not None:
                 return found
-            self.stuck += 1
+            self.tally = replace(self.tally, stuck=self.tally.stuck + 1)
             self.stuck_margin = min(self.stuck_margin, float(leaf.margin[0]))
         return None
-
-    def _report(self) -> None:
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        self.context.say(
-            f"round {self.rounds}: {self.visited} subproblems, {len(self.pool)} open, "
-            f"lower bound {self.pool.worst_margin:.6g}, {self.visited / seconds:.0f} per second"
-        )
-
-    def _end(self, ending: Ending, reason: str) -> BabOutcome:
-        return BabOutcome(
-            ending=ending,
-            reason=reason,
-            rounds=self.rounds,
-            domains_visited=self.visited,
-            domains_left=len(self.pool) + self.stuck,
-            lower_bound=min(self.pool.worst_margin, self.stuck_margin),
-        )
 
 
 def _child(batch: DomainBatch, feature: Tensor, side: Tensor) -> DomainBatch:

@@ -45,6 +45,11 @@ class BabSettings:
     threshold: float = 0.0
     seed: int = 100
 
+    @property
+    def by_bound(self) -> bool:
+        """Whether the pool is ordered by bounds; the other order depends on what came before."""
+        return self.worst_first or self.synchronous
+
 
 @dataclass(frozen=True, kw_only=True)
 class BabContext:
@@ -55,12 +60,14 @@ class BabContext:
         region: box and unsafe set.
         bounds: chunks, memory limit, clock and progress; `bounds.out_of_time()` is collective.
         confirm: replays a candidate with onnxruntime; the same answer on all ranks.
+        pool_limit_bytes: most memory open subproblems may take.
     """
 
     network: Network
     region: Region
     bounds: BoundOptions
     confirm: Confirm
+    pool_limit_bytes: float = float("inf")
 
     def out_of_time(self) -> bool:
         """Whether the clock has run out; the same answer on all ranks."""

@@ -1,8 +1,7 @@
 """Branch and bound on input boxes.
 
 A round takes the first boxes of the pool, splits and bounds them, tries points of those that stay
-open, and puts these back. Taking, working and deciding when to stop are apart: `_ending` looks at
-counts only, so that several ranks can reduce them and stop together.
+open, and puts these back.
 
 Reference: Bunel et al. 2018 (arXiv 1711.00455), algorithm 1, with the input's domain split; smart
 branching after Wang et al. 2018 (arXiv 1809.08098), section 3.
@@ -10,12 +9,14 @@ branching after Wang et al. 2018 (arXiv 1809.08098), section 3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import replace
 
 import torch
 
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.attack.counterexample import Counterexample
+from complete_verifier.bab import stop
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_attack import InputAttack
 from complete_verifier.bab.input_bounds import Bounded, InputBounds
@@ -23,6 +24,7 @@ from complete_verifier.bab.input_branching import children
 from complete_verifier.bab.input_pool import BoxPool, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bab.stop import Tally
 from complete_verifier.bounds.input_box import input_box
 from complete_verifier.bounds.output_rows import OutputRows, output_rows
 
@@ -50,25 +52,7 @@ def input_branch_and_bound(
     return _Search(context, settings, bab, rows, box).run()
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Counts that the stop decision rests on; over several ranks, their sums and minima.
-
-    Attributes:
-        rounds: rounds done.
-        open_boxes: boxes in the pool.
-        visited: boxes bounded, the root's excluded.
-        stuck: boxes that can neither be excluded nor split.
-        worst_margin: smallest margin of an open or stuck box.
-        counterexample: a confirmed one.
-    """
-
-    rounds: int = 0
-    open_boxes: int = 0
-    visited: int = 0
-    stuck: int = 0
-    worst_margin: float = float("inf")
-    counterexample: Counterexample | None = None
+_NOUN = "boxes"
 
 
 class _Search:
@@ -91,41 +75,19 @@ class _Search:
         excluded = torch.zeros(rows.num_clauses, dtype=torch.bool, device=box.lower.device)
         self.region = root_boxes(box.lower.flatten(), box.upper.flatten(), excluded)
         self.attack = InputAttack(context, self.bounds, self.region)
-        self.pool = BoxPool(worst_first=bab.worst_first)
+        self.pool = BoxPool(worst_first=bab.by_bound)
         self.stuck_margin = float("inf")
-        self.progress = Progress()
+        self.start = time.monotonic()
+        self.progress = Tally()
 
     def run(self) -> BabOutcome:
         """Rounds until every box is excluded, a counterexample is found or a limit is met."""
         self._receive(self.bounds.bound(self.region))
-        while (ending := self._ending()) is None:
+        while (found := stop.ending(self.progress, self.bab, self.context)) is None:
             self._round()
-            self.context.say(self._status())
-        progress = self.progress
-        return BabOutcome(
-            ending=ending,
-            reason=self._reason(ending),
-            rounds=progress.rounds,
-            domains_visited=progress.visited,
-            domains_left=progress.open_boxes + progress.stuck,
-            lower_bound=progress.worst_margin,
-            counterexample=progress.counterexample,
-        )
-
-    def _ending(self) -> Ending | None:
-        """Whether to stop, from counts and the clock alone."""
-        progress, bab = self.progress, self.bab
-        if progress.counterexample is not None:
-            return Ending.VIOLATED
-        if progress.open_boxes == 0:
-            return Ending.STUCK if progress.stuck else Ending.PROVEN
-        if self.context.out_of_time():
-            return Ending.TIMEOUT
-        if progress.open_boxes + progress.stuck > bab.max_domains:
-            return Ending.MAX_DOMAINS
-        if bab.max_iterations is not None and progress.rounds >= bab.max_iterations:
-            return Ending.MAX_ITERATIONS
-        return None
+            seconds = time.monotonic() - self.start
+            self.context.say(stop.status(self.progress, _NOUN, seconds))
+        return stop.outcome(found, self.progress, self.bab, _NOUN)
 
     def _round(self) -> None:
         """Take boxes, split them, bound the children, keep what is open."""
@@ -157,7 +119,8 @@ class _Search:
             self.stuck_margin = min(self.stuck_margin, float(stuck.min()))
         self.progress = replace(
             self.progress,
-            open_boxes=len(self.pool),
+            waiting=len(self.pool),
+            pool_bytes=self.pool.num_bytes,
             stuck=self.progress.stuck + int(stuck.numel()),
             worst_margin=min(self.stuck_margin, self.pool.worst_margin),
             counterexample=found,
@@ -178,26 +141,6 @@ class _Search:
             return found
         due = rounds & (rounds - 1) == 0 or rounds % 32 == 0
         return self.attack.walk(still.boxes) if due else None
-
-    def _status(self) -> str:
-        progress = self.progress
-        return (
-            f"input splitting, round {progress.rounds}: {progress.visited} boxes visited, "
-            f"{progress.open_boxes} open ({self.pool.num_bytes} bytes), "
-            f"worst margin {progress.worst_margin:.6g}"
-        )
-
-    def _reason(self, ending: Ending) -> str:
-        progress = self.progress
-        return {
-            Ending.PROVEN: f"{progress.visited} boxes exclude every violation",
-            Ending.VIOLATED: "counterexample found while splitting the input box",
-            Ending.TIMEOUT: "the time limit was reached",
-            Ending.MAX_DOMAINS: f"more than {self.bab.max_domains:g} open boxes (bab.max_domains)",
-            Ending.MAX_ITERATIONS: f"{progress.rounds} rounds were allowed (bab.max_iterations)",
-            Ending.STUCK: f"{progress.stuck} boxes one float wide can neither be excluded nor "
-            "split",
-        }[ending]
 
 
 def _always_unsafe(context: BabContext, box: Interval) -> BabOutcome:

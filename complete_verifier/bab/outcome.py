@@ -20,6 +20,9 @@ class Ending(Enum):
     TIMEOUT = "timeout"
     """The clock ran out."""
 
+    MEMORY = "memory"
+    """The open subproblems take all the memory they may."""
+
     MAX_DOMAINS = "max_domains"
     """More open subproblems than `bab.max_domains` allows."""
 

@@ -1,4 +1,4 @@
-"""How much memory one backward pass may take."""
+"""How much memory one backward pass, and the subproblems that wait, may take."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def memory_limit(device: torch.device, ranks_on_host: int, world: Communicator) 
         own = int(free * _SHARE)
     else:
         own = min(_CEILING_CPU, int(available_host_bytes() * _SHARE) // max(1, ranks_on_host))
+    return world.agree_min(max(own, 1))
+
+
+def pool_limit(ranks_on_host: int, world: Communicator) -> int:
+    """Bytes that waiting subproblems may take in a rank's host memory, the same on all ranks."""
+    own = int(available_host_bytes() * _SHARE) // max(1, ranks_on_host)
     return world.agree_min(max(own, 1))
 
 
