@@ -64,7 +64,11 @@ _FIELDS = ("clause", "path", "depth", "splits", "betas", "alphas", "margin")
 
 
 class DomainPool:
-    """Open subproblems, ordered by margin and then by path, so that the order is total.
+    """Open subproblems in a total order: no two paths are equal.
+
+    Worst first, the order is margin, then path. Depth first it is the deepest subproblem, and among
+    those the one with the largest margin; `sort` puts all that wait at a time behind those to come,
+    ordered by margin.
 
     Slabs grow by half; a freed slot is used again. Lives on the CPU: subproblems wait here, they
     are not computed with.
@@ -74,8 +78,7 @@ class DomainPool:
         """Create an empty pool.
 
         Args:
-            worst_first: take the smallest margin first (`breadth_first`); otherwise the deepest
-                subproblem, and among those the one with the largest margin (`depth_first`).
+            worst_first: take the smallest margin first (`breadth_first`); otherwise depth first.
         """
         self._worst_first = worst_first
         self._order: SortedList = SortedList()
@@ -98,9 +101,14 @@ class DomainPool:
         """The smallest margin of an open subproblem; +inf when none is open."""
         if not self._order:
             return float("inf")
+        return float(self._require_slabs().margin.min())  # free slots hold +inf
+
+    def sort(self) -> None:
+        """Depth first, put what waits now behind what will come, ordered by margin."""
         if self._worst_first:
-            return float(self._order[0][0])
-        return min(float(key[-3]) for key in self._order)
+            return
+        margin = self._require_slabs().margin.tolist() if self._order else []
+        self._order = SortedList((1, margin[key[-1]], 0.0, *key[-2:]) for key in self._order)
 
     def add(self, batch: DomainBatch) -> None:
         """Put subproblems in."""
@@ -115,18 +123,23 @@ class DomainPool:
         for name in _FIELDS:
             getattr(slabs, name)[index] = getattr(wide, name)
         margins, paths = batch.margin.tolist(), batch.path.tolist()
-        for margin, path, depth, slot in zip(
-            margins, paths, batch.depth.tolist(), slots, strict=True
-        ):
-            key = (margin, path, slot)
-            self._order.add(key if self._worst_first else (-depth, -margin, margin, path, slot))
+        if self._worst_first:
+            self._order.update(zip(margins, paths, slots, strict=True))
+            return
+        depths = batch.depth.tolist()
+        self._order.update(
+            (0, -depth, -margin, path, slot)
+            for depth, margin, path, slot in zip(depths, margins, paths, slots, strict=True)
+        )
 
     def take(self, count: int) -> DomainBatch:
         """Take out up to `count` subproblems, first in order first."""
         chosen = list(self._order[:count])
         del self._order[:count]
         slots = [int(key[-1]) for key in chosen]
-        batch = self._require_slabs().select(torch.tensor(slots, dtype=torch.int64))
+        slabs, index = self._require_slabs(), torch.tensor(slots, dtype=torch.int64)
+        batch = slabs.select(index)
+        slabs.margin[index] = torch.inf
         self._free.extend(slots)
         depth = int(batch.depth.max()) if slots else 0
         return DomainBatch(
@@ -159,6 +172,7 @@ class DomainPool:
                 for name in _FIELDS
             )
         )
+        room.margin.fill_(torch.inf)
         self._slabs = room if self._slabs is None else DomainBatch.concatenate([self._slabs, room])
         self._free.extend(reversed(range(self._capacity, self._capacity + grown)))
         self._capacity += grown

@@ -1,0 +1,114 @@
+"""The pool of open subproblems: order, memory, and what comes back out of it.
+
+A failure is a subproblem that is lost, mixed with another's tensors, or taken out of turn; a lost
+one is a false proof.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from complete_verifier.bab.pool import DomainBatch, DomainPool
+
+FEATURES, ROWS = 5, 2
+
+
+def batch_of(margins: list[float], depths: list[int], first_path: int = 0) -> DomainBatch:
+    """Subproblems whose tensors all tell their path."""
+    count, deepest = len(margins), max(depths)
+    path = torch.arange(first_path, first_path + count)
+    depth = torch.tensor(depths)
+    used = torch.arange(deepest) < depth.unsqueeze(1)
+    return DomainBatch(
+        clause=path % 3,
+        path=path,
+        depth=depth,
+        splits=((path.unsqueeze(1) + 1) * used).to(torch.int32),
+        betas=(path.view(-1, 1, 1) * used.unsqueeze(1)).expand(-1, ROWS, -1).float(),
+        alphas=path.view(-1, 1, 1).expand(-1, ROWS, FEATURES).float().contiguous(),
+        margin=torch.tensor(margins, dtype=torch.float64),
+    )
+
+
+def check(batch: DomainBatch) -> None:
+    """Every subproblem still has its own tensors."""
+    path = batch.path
+    used = torch.arange(batch.splits.shape[1]) < batch.depth.unsqueeze(1)
+    assert torch.equal(batch.splits, ((path.unsqueeze(1) + 1) * used).to(torch.int32))
+    assert torch.equal(batch.clause, path % 3)
+    assert bool((batch.alphas == path.view(-1, 1, 1)).all())
+    expected = (path.view(-1, 1, 1) * used.unsqueeze(1)).expand_as(batch.betas)
+    assert torch.equal(batch.betas, expected.float())
+
+
+def test_subproblems_come_back_whole_whatever_was_added_and_taken_between() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pool, waiting, path = DomainPool(worst_first=True), set(), 0
+    for number in range(60):
+        count = int(torch.randint(1, 40, (), generator=generator))
+        margins = (-torch.rand(count, generator=generator)).tolist()
+        depths = torch.randint(0, 2 + number // 4, (count,), generator=generator).tolist()
+        pool.add(batch_of(margins, depths, path))
+        waiting |= set(range(path, path + count))
+        path += count
+        taken = pool.take(int(torch.randint(1, 40, (), generator=generator)))
+        check(taken)
+        assert set(taken.path.tolist()) <= waiting
+        waiting -= set(taken.path.tolist())
+        assert len(pool) == len(waiting)
+    rest = pool.take(10**6)
+    check(rest)
+    assert set(rest.path.tolist()) == waiting
+
+
+def test_worst_first_takes_the_smallest_margin_and_among_equals_the_smallest_path() -> None:
+    pool = DomainPool(worst_first=True)
+    pool.add(batch_of([-1.0, -3.0, -2.0, -3.0], [1, 1, 1, 1]))
+    assert pool.worst_margin == -3.0
+    assert pool.take(3).path.tolist() == [1, 3, 2]
+    assert pool.worst_margin == -1.0
+
+
+def test_depth_first_takes_the_deepest_and_among_those_the_nearest_to_a_proof() -> None:
+    pool = DomainPool(worst_first=False)
+    pool.add(batch_of([-1.0, -3.0, -2.0, -3.5], [1, 2, 2, 3]))
+    assert pool.worst_margin == -3.5
+    assert pool.take(1).path.tolist() == [3]
+    assert pool.worst_margin == -3.0  # the freed slot does not count
+    pool.add(batch_of([-9.0, -8.0], [4, 4], first_path=4))
+    assert pool.take(10).path.tolist() == [5, 4, 2, 1, 0]
+
+
+def test_sorting_puts_what_waits_behind_what_comes_by_margin() -> None:
+    """`bab.sort_domain_interval`: the search goes deep between two sorts, then turns to the worst."""
+    pool = DomainPool(worst_first=False)
+    pool.add(batch_of([-1.0, -3.0, -2.0], [5, 1, 7]))
+    pool.sort()
+    pool.add(batch_of([-0.5, -0.6], [2, 3], first_path=3))
+    assert pool.take(10).path.tolist() == [4, 3, 1, 2, 0]
+    empty = DomainPool(worst_first=False)
+    empty.sort()
+    assert len(empty) == 0
+
+
+@pytest.mark.parametrize("worst_first", [True, False])
+def test_an_empty_pool_has_no_margin_and_no_bytes(worst_first: bool) -> None:
+    pool = DomainPool(worst_first=worst_first)
+    assert (pool.num_bytes, pool.worst_margin, len(pool)) == (0, float("inf"), 0)
+    pool.add(batch_of([-1.0], [0]))
+    pool.take(1)
+    assert pool.worst_margin == float("inf")
+
+
+def test_bytes_are_those_of_the_slabs_and_freed_slots_are_used_again() -> None:
+    pool = DomainPool(worst_first=True)
+    pool.add(batch_of([-1.0] * 100, [3] * 100))
+    per_slot = 3 * 8 + 3 * 4 + ROWS * 3 * 4 + ROWS * FEATURES * 4 + 8
+    assert pool.num_bytes == 100 * per_slot
+    for start in range(0, 1000, 50):
+        pool.take(50)
+        pool.add(batch_of([-1.0] * 50, [3] * 50, first_path=200 + start))
+    assert pool.num_bytes == 100 * per_slot
+    pool.add(batch_of([-1.0], [3], first_path=5000))
+    assert pool.num_bytes == 150 * per_slot  # grown by half
