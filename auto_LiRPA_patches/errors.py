@@ -19,6 +19,10 @@ class RankMismatchError(VerifierError):
     """Two ranks disagree about what they are doing; going on would mix their data."""
 
 
+class RanksDisagreeError(RankMismatchError):
+    """As above, noticed by comparing notes: every rank of the group raises it, with one text."""
+
+
 class SoundnessError(VerifierError):
     """A bound is not finite or a lower bound lies above its upper bound; no proof may follow."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.errors import RankMismatchError
-from auto_LiRPA_patches.sharding.collectives import Ranks, start
+from auto_LiRPA_patches.sharding.collectives import Ranks, gather_rows, start, sum_over_ranks
 from auto_LiRPA_patches.sharding.mesh import Mesh
 from tests.distributed.ranks import RankFailure, RankPool, run_ranks
 
@@ -45,6 +45,50 @@ def gather_odd_shapes(ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
 
 def gather_uneven(ranks: Ranks, sizes: list[int]) -> Tensor:
     return ranks.world.all_gather_uneven(_part(ranks.world.rank, sizes[ranks.world.rank], 2), sizes)
+
+
+def gather_while_others_talk(ranks: Ranks) -> tuple[Tensor, Tensor, list[int]]:
+    """Two gathers on their way, and other collectives between start and end."""
+    world = ranks.world
+    parts = [_part(world.rank, 50), _part(world.rank + 10, 3)]
+    pending = [world.start_all_gather(part, world.gather_buffer(part)) for part in parts]
+    said = [rank for (rank,) in world.all_gather_integers("test", [world.rank])]
+    second, first = pending[1].wait(), pending[0].wait()
+    return first, second, said
+
+
+def _pieces(world_size: int) -> list[list[int]]:
+    """Rows that each rank sends to each: some none, one rank nothing at all."""
+    return [
+        [(3 * s + 5 * d) % 4 if s != 1 else 0 for d in range(world_size)] for s in range(world_size)
+    ]
+
+
+def move_rows(ranks: Ranks) -> tuple[list[int], Tensor, Tensor]:
+    world = ranks.world
+    send = _pieces(world.size)[world.rank]
+    receive = world.exchange_sizes(send)
+    rows = _part(world.rank, sum(send), 2).to(torch.bfloat16)
+    moved = world.all_to_all_uneven(rows, send, receive)
+    nothing = [0] * world.size
+    return receive, moved, world.all_to_all_uneven(torch.zeros(0, 2), nothing, nothing)
+
+
+def _loss(rows: Tensor, total: Tensor, rank: int) -> Tensor:
+    """What rank `rank` contributes to the loss; weighs every element and rank differently."""
+    weight = torch.arange(1.0, rows.numel() + 1).view_as(rows) * 10.0**rank
+    return (weight * rows**2).sum() + (rank + 2) * (total**2).sum()
+
+
+def differentiate(ranks: Ranks, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    """Gradients of the summed loss in this rank's rows and in its part of the sum."""
+    world = ranks.world
+    own = _part(world.rank, sizes[world.rank], 2).double().requires_grad_(True)
+    part = _part(world.rank + 20, 3).double().requires_grad_(True)
+    rows, total = gather_rows(world, own, sizes), sum_over_ranks(world, part)
+    _loss(rows, total, world.rank).backward()
+    assert own.grad is not None and part.grad is not None
+    return own.grad, part.grad
 
 
 def reduce_and_broadcast(ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,6 +199,41 @@ def test_uneven_gather_concatenates_rows_in_rank_order(
     expected = torch.cat([_part(rank, size, 2) for rank, size in enumerate(sizes)])
     for gathered in rank_pool.run(gather_uneven, len(sizes), sizes):
         assert torch.equal(gathered, expected)
+
+
+@worlds
+def test_gathers_on_their_way_do_not_mix_with_each_other(
+    rank_pool: RankPool, world_size: int
+) -> None:
+    ranks = range(world_size)
+    for first, second, said in rank_pool.run(gather_while_others_talk, world_size):
+        assert torch.equal(first, torch.stack([_part(rank, 50) for rank in ranks]))
+        assert torch.equal(second, torch.stack([_part(rank + 10, 3) for rank in ranks]))
+        assert said == list(ranks)
+
+
+@worlds
+def test_uneven_pieces_reach_the_rank_they_are_for(rank_pool: RankPool, world_size: int) -> None:
+    table = _pieces(world_size)
+    sent = [
+        _part(rank, sum(row), 2).to(torch.bfloat16).split(row) for rank, row in enumerate(table)
+    ]
+    for rank, (receive, moved, nothing) in enumerate(rank_pool.run(move_rows, world_size)):
+        assert receive == [row[rank] for row in table]
+        assert torch.equal(moved, torch.cat([pieces[rank] for pieces in sent]))
+        assert nothing.shape == (0, 2)
+
+
+@pytest.mark.parametrize("sizes", [[3, 1], [2, 0, 4], [0, 0], [1, 3, 0, 2]])
+def test_gradients_are_those_of_the_losses_added_up(rank_pool: RankPool, sizes: list[int]) -> None:
+    ranks = range(len(sizes))
+    leaves = [_part(r, sizes[r], 2).double().requires_grad_(True) for r in ranks]
+    parts = [_part(r + 20, 3).double().requires_grad_(True) for r in ranks]
+    rows, total = torch.cat(leaves), torch.stack(parts).sum(dim=0)
+    torch.stack([_loss(rows, total, rank) for rank in ranks]).sum().backward()
+    for rank, (own, part) in enumerate(rank_pool.run(differentiate, len(sizes), sizes)):
+        torch.testing.assert_close(own, leaves[rank].grad)
+        torch.testing.assert_close(part, parts[rank].grad)
 
 
 @worlds

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks, start, stop
+from auto_LiRPA_patches.sharding.collectives import (
+    Communicator,
+    Ranks,
+    gather_rows,
+    start,
+    stop,
+    sum_over_ranks,
+)
 from auto_LiRPA_patches.sharding.mesh import Mesh, MeshError
 
 
@@ -18,7 +25,18 @@ def test_tensor_collectives_return_the_tensor_without_a_copy() -> None:
     gathered = single.all_gather(tensor)
     assert gathered.shape == (1, 2, 3)
     assert gathered.data_ptr() == tensor.data_ptr()
-    assert single.gather_buffer(tensor).data_ptr() == tensor.data_ptr()
+    buffer = single.gather_buffer(tensor)
+    assert buffer.data_ptr() == tensor.data_ptr()
+    assert single.start_all_gather(tensor, buffer).wait() is buffer
+    assert single.exchange_sizes([2]) == [2]
+    assert single.all_to_all_uneven(tensor, [2], [2]) is tensor
+
+
+def test_differentiable_collectives_return_the_tensor_itself() -> None:
+    single = Communicator.single()
+    tensor = torch.ones(2, 3, requires_grad=True)
+    assert gather_rows(single, tensor, [2]) is tensor
+    assert sum_over_ranks(single, tensor) is tensor
 
 
 def test_metadata_collectives_return_what_they_were_given() -> None:
@@ -47,7 +65,7 @@ def test_writing_to_a_tensor_with_gaps_is_refused(operation: str) -> None:
 
 
 def test_uneven_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"this rank's 2 rows, got \[3\]"):
+    with pytest.raises(ValueError, match=r"fit rank 0's 2 rows, got \[3\]"):
         Communicator.single().all_gather_uneven(torch.zeros(2, 3), [3])
 
 
