@@ -1,10 +1,14 @@
 """Hold a run's records against a competition's answers.
 
-Usage: python scripts/score.py OUT.json EXPECTED.csv [--require_sat N]
+Usage: python scripts/score.py OUT.json EXPECTED.csv [--counterexamples FOLDER] [--require_sat N]
 
-Prints a table and the counts. Exit code 0 if nothing contradicts; 1 if a verdict contradicts the
-expected one, if a counterexample that N tools found was missed, or if there is nothing to compare;
-2 if a file cannot be read.
+Prints a line per instance, then what was solved and missed, where the majority of tools said
+otherwise, and the total time. Every `sat` is replayed with onnxruntime; so is every counterexample
+of other tools in FOLDER ({onnx stem}_{vnnlib stem}.counterexample) against an `unsat` of ours.
+
+Exit code 1: an `unsat` stands against a counterexample that replays, a `sat` does not replay, or a
+counterexample that N tools found was missed. A majority that says otherwise is listed, and fails
+nothing: majorities err. 2: a file cannot be read, or no record is about an expected instance.
 """
 
 from __future__ import annotations
@@ -18,14 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from complete_verifier.results.compare import (
     Comparison,
-    Outcome,
     compare,
-    contradictions,
     missed_counterexamples,
     read_expected,
 )
 from complete_verifier.results.errors import ResultError
 from complete_verifier.results.record_file import read_records
+from complete_verifier.score import Score, name_of, score
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
@@ -36,11 +39,28 @@ def table(comparisons: Sequence[Comparison]) -> str:
     for item in comparisons:
         expected = item.expectation
         seconds = "-" if item.seconds is None else f"{item.seconds:.1f}"
-        name = f"{Path(expected.onnx).name} {Path(expected.vnnlib).name}"
         lines.append(
             f"{item.verdict or '-':<9}{expected.verdict:<9}{expected.tools_sat:>4}"
-            f"{expected.tools_unsat:>6}{seconds:>9}  {item.outcome.value:<12} {name}"
+            f"{expected.tools_unsat:>6}{seconds:>9}  {item.outcome.value:<12} {name_of(item)}"
         )
+    return "\n".join(lines)
+
+
+def summary(result: Score) -> str:
+    """Return the counts, and every conflict in a line of its own."""
+    lines = [
+        f"{result.solved} of {result.instances} solved; {result.missed} missed of {result.known} "
+        f"with a known answer; {len(result.conflicts)} conflicts with the majority; "
+        f"{result.errors} errors; {result.seconds:.1f} s in total"
+    ]
+    for item in result.conflicts:
+        votes = item.expectation
+        lines.append(
+            f"conflict: {name_of(item)}: {item.verdict} here; {votes.tools_sat} tools sat, "
+            f"{votes.tools_unsat} unsat"
+        )
+    lines += [f"not replayed: {text}" for text in result.unreplayed]
+    lines += [f"WRONG: {text}" for text in result.wrong]
     return "\n".join(lines)
 
 
@@ -49,6 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Score a run against expected.csv.")
     parser.add_argument("records", type=Path, help="what --result_json wrote")
     parser.add_argument("expected", type=Path, help="the category's expected.csv")
+    parser.add_argument(
+        "--counterexamples",
+        type=Path,
+        metavar="FOLDER",
+        help="other tools' counterexamples, to be replayed against every unsat",
+    )
     parser.add_argument(
         "--require_sat",
         type=int,
@@ -61,17 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ResultError as error:
         print(error, file=sys.stderr)
         return 2
+    result = score(comparisons, options.records.parent, options.counterexamples)
     print(table(comparisons))
-    counts = {kind: sum(item.outcome is kind for item in comparisons) for kind in Outcome}
-    print(", ".join(f"{count} {kind.value}" for kind, count in counts.items()))
+    print(summary(result))
     missed: Sequence[Comparison] = ()
     if options.require_sat is not None:
         missed = missed_counterexamples(comparisons, options.require_sat)
         print(
             f"{len(missed)} counterexamples missed that {options.require_sat} or more tools found"
         )
-    nothing = counts[Outcome.MISSING] == len(comparisons)
-    return int(bool(contradictions(comparisons)) or bool(missed) or nothing)
+    if all(item.record is None for item in comparisons):
+        print(f"{options.records}: no record of an instance in {options.expected}", file=sys.stderr)
+        return 2
+    return int(bool(result.wrong) or bool(missed))
 
 
 if __name__ == "__main__":

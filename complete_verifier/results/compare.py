@@ -56,6 +56,7 @@ class Comparison:
 
     seconds: float | None
     outcome: Outcome
+    record: Mapping[str, Any] | None = None
 
     @property
     def missed_sat(self) -> bool:
@@ -143,7 +144,8 @@ def _compare_one(expectation: Expectation, records: Sequence[Mapping[str, Any]])
         )
     verdict = verdicts.pop()
     seconds = (found[0].get("seconds") or {}).get("total")
-    return Comparison(expectation, verdict, seconds, _outcome(verdict, expectation.verdict))
+    outcome = _outcome(verdict, expectation.verdict)
+    return Comparison(expectation, verdict, seconds, outcome, found[0])
 
 
 def _outcome(verdict: str, expected: str) -> Outcome:

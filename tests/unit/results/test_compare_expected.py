@@ -124,12 +124,12 @@ def _score(record, tmp_path: Path, expected: Path, verdicts: list[str], *options
         (["unknown", "unsat"], [], 0),
         (["unknown", "unsat"], ["--require_sat", "3"], 1),
         (["unknown", "unsat"], ["--require_sat", "6"], 0),
-        (["unsat", "unsat"], [], 1),
-        (["sat", "sat"], [], 1),
-        ([], [], 1),
+        (["unsat", "unsat"], [], 0),
+        (["sat", "sat"], [], 0),
+        ([], [], 2),
     ],
 )
-def test_the_score_fails_on_contradictions_and_required_misses(
+def test_the_score_fails_on_required_misses_and_on_nothing_to_compare(
     record, tmp_path, capsys, verdicts, options, code
 ) -> None:
     expected = _expected(tmp_path, "sat 5 0", "unsat 0 5")
