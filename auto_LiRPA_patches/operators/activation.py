@@ -40,6 +40,11 @@ class Activation(Operator):
     def needs_bounds(self) -> bool:
         return True
 
+    @property
+    def kink(self) -> float | None:
+        """The point at which one split makes both sides exact; None where no point does."""
+        return None
+
     @abstractmethod
     def function(self, value: Tensor) -> Tensor:
         """f, elementwise."""
@@ -67,6 +72,15 @@ class Activation(Operator):
 
         Claim: sound for every alpha in [0, 1].
         """
+
+    def carry_alpha(self, alpha: Tensor, before: Interval, after: Interval) -> Tensor:
+        """The α for narrower bounds that comes closest to the lines of ``alpha [K, ...]``.
+
+        Args:
+            alpha: ``[K, ...]`` in [0, 1].
+            before, after: bounds ``[...]`` of the same elements, `after` within `before`.
+        """
+        return alpha
 
     def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
         return self.function(inputs[0])

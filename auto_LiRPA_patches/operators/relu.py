@@ -46,6 +46,10 @@ class Relu(Activation):
 
     lower_slope: str = "adaptive"
 
+    @property
+    def kink(self) -> float | None:
+        return 0.0
+
     def function(self, value: Tensor) -> Tensor:
         return torch.relu(value)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,25 +21,27 @@ from torch import Tensor
 from auto_LiRPA_patches.operators.activation import Activation, Relaxation, pick
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.lines import Lines
+from auto_LiRPA_patches.operators.tangent_points import furthest_tangent
 
-_BISECTIONS = 40
 # Below this width the chord's slope would be rounding noise; a secant-free line is used instead.
 _NARROW = 1e-3
 
 
 @dataclass(frozen=True)
 class Side:
-    """Lower line of f over one side's interval ``[lower, upper]``, each ``[B, F]``.
+    """Lower line of f over one side's intervals, each tensor ``[B, F]``.
 
     Attributes:
         furthest: d*, the right-most sound tangent point.
-        use_tangent: where a tangent (rather than a fixed line) is the lower line.
-        fixed_slope, fixed_intercept: the line used elsewhere.
+        reach: d* - l, how far α moves the tangent point; 0 where the line is fixed.
+        tangent: 1 where a tangent is the lower line, 0 where a fixed line is.
+        fixed_slope, fixed_intercept: that line; 0 where the tangent is used.
+        start: α of CROWN's own line.
     """
 
-    lower: Tensor
     furthest: Tensor
-    use_tangent: Tensor
+    reach: Tensor
+    tangent: Tensor
     fixed_slope: Tensor
     fixed_intercept: Tensor
     start: Tensor
@@ -54,16 +57,29 @@ class SShapedRelaxation(Relaxation):
 
 @dataclass(frozen=True)
 class SShaped(Activation):
-    """Common part of Sigmoid and Tanh; subclasses give f, f' and f(x) + f(-x)."""
+    """``f(x) = height * sigmoid(steepness x) + f(-inf)``; subclasses give the numbers."""
+
+    @property
+    @abstractmethod
+    def steepness(self) -> float:
+        """Factor on the argument of the sigmoid, > 0."""
+
+    @property
+    @abstractmethod
+    def height(self) -> float:
+        """f(+inf) - f(-inf)."""
 
     @property
     @abstractmethod
     def symmetry(self) -> float:
         """The constant f(x) + f(-x)."""
 
-    @abstractmethod
     def slope(self, value: Tensor) -> Tensor:
         """f', elementwise."""
+        # f' = f (1 - f) in terms of f is rounding noise in the tails, where a tangent spans wide
+        # intervals.
+        scaled = self.steepness * value
+        return self.height * self.steepness * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
 
     def unstable(self, bounds: Interval) -> Tensor:
         return torch.ones(bounds.lower.shape[1], dtype=torch.bool, device=bounds.lower.device)
@@ -88,12 +104,29 @@ class SShaped(Activation):
             None, None, lower_slope, lower_intercept, upper_slope, self.symmetry - mirrored
         )
 
+    def carry_alpha(self, alpha: Tensor, before: Interval, after: Interval) -> Tensor:
+        """The same tangent points where they are still sound, else the nearest that are."""
+        carried = []
+        sides = (
+            (before.lower, before.upper, after.lower, after.upper),
+            (-before.upper, -before.lower, -after.upper, -after.lower),
+        )
+        for own, (lower, upper, inner_lower, inner_upper) in zip(alpha, sides, strict=True):
+            old, new = self._side(lower, upper), self._side(inner_lower, inner_upper)
+            point = old.furthest - (1 - own) * old.reach
+            share = 1 - (new.furthest - point) / new.reach
+            both = old.tangent * new.tangent > 0
+            carried.append(torch.where(both, share.clamp(0, 1), new.start))
+        return torch.stack(carried)
+
     def _side(self, lower: Tensor, upper: Tensor) -> Side:
         with torch.no_grad():
-            furthest = self._furthest_tangent(lower, upper)
+            furthest = furthest_tangent(lower, upper, self.steepness)
             narrow = upper - lower < _NARROW
-            use_tangent = (lower < 0) & (furthest > lower) & ~narrow
+            chosen = (lower < 0) & (furthest > lower) & ~narrow
+            tangent = chosen.to(lower.dtype)
             start = torch.where(upper <= 0, 0.5, 1.0).to(lower.dtype)
+            reach = (furthest - lower) * tangent
         value_lower, value_upper = self.function(lower), self.function(upper)
         width = torch.where(narrow, torch.ones_like(lower), upper - lower)
         chord = (value_upper - value_lower) / width
@@ -101,33 +134,16 @@ class SShaped(Activation):
         flattest = torch.minimum(self.slope(lower), self.slope(upper))
         fixed_slope = torch.where(narrow, flattest, chord)
         fixed_intercept = value_lower - fixed_slope * lower
-        return Side(lower, furthest, use_tangent, fixed_slope, fixed_intercept, start)
+        fixed_slope = fixed_slope.masked_fill(chosen, 0.0)
+        fixed_intercept = fixed_intercept.masked_fill(chosen, 0.0)
+        return Side(furthest, reach, tangent, fixed_slope, fixed_intercept, start)
 
     def _line(self, side: Side, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Slope and intercept ``[S, B, F]`` of the lower line for ``alpha [S, B, F]``."""
-        start = side.lower.detach()
-        # Counted from d*, which rounding must not overstep: far from zero, l + (d* - l) does.
-        point = side.furthest - (1 - alpha) * (side.furthest - start)
-        tangent = self.slope(point)
-        slope = torch.where(side.use_tangent, tangent, side.fixed_slope)
-        at_zero = self.function(point) - tangent * point
-        return slope, torch.where(side.use_tangent, at_zero, side.fixed_intercept)
-
-    def _furthest_tangent(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """d* by bisection in float64; the sound end of the last bracket is returned.
-
-        For upper > 0 it lies in [-upper, 0]: the tangent at -upper has the smallest derivative
-        of [-upper, upper], so it passes below (upper, f(upper)).
-        """
-        end = upper.double()
-        sound, unsound = -end.clamp(min=0), torch.zeros_like(end)
-        target = self.function(end)
-        for _ in range(_BISECTIONS):
-            middle = (sound + unsound) / 2
-            below = self.function(middle) + self.slope(middle) * (end - middle) <= target
-            sound, unsound = torch.where(below, middle, sound), torch.where(below, unsound, middle)
-        furthest = torch.where(end <= 0, end, sound).to(lower.dtype)
-        return torch.maximum(furthest, lower)
+        slope, intercept = _TangentLine.apply(
+            alpha, side.fixed_slope, side.fixed_intercept, side, self
+        )
+        return slope, intercept
 
     def _own(self, relaxation: Relaxation) -> SShapedRelaxation:
         if not isinstance(relaxation, SShapedRelaxation):
@@ -135,9 +151,65 @@ class SShaped(Activation):
         return relaxation
 
 
+class _TangentLine(torch.autograd.Function):
+    """The line at the point α names: few passes, one sigmoid, and its gradient in closed form.
+
+    Tangent points are never positive, so 1 - sigmoid keeps its relative precision there.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        alpha: Tensor,
+        fixed_slope: Tensor,
+        fixed_intercept: Tensor,
+        side: Side,
+        curve: SShaped,
+    ) -> tuple[Tensor, Tensor]:
+        # Counted from d*, which rounding must not overstep: far from zero, l + (d* - l) does.
+        point = side.furthest - (1 - alpha) * side.reach
+        sigmoid = torch.sigmoid(curve.steepness * point)
+        rise = curve.height * curve.steepness
+        slope = (1 - sigmoid).mul_(sigmoid).mul_(rise)
+        value = sigmoid * curve.height
+        value.add_((curve.symmetry - curve.height) / 2)
+        intercept = value.addcmul_(slope, point, value=-1)
+        if ctx.needs_input_grad[0]:
+            # f'' (d* - l), what the tangent's slope gains per unit of α.
+            bend = (1 - 2 * sigmoid).mul_(slope).mul_(side.reach).mul_(curve.steepness)
+            ctx.save_for_backward(bend, point)
+        ctx.shape = fixed_slope.shape
+        slope = torch.addcmul(fixed_slope, slope, side.tangent)
+        return slope, torch.addcmul(fixed_intercept, intercept, side.tangent)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_slope, grad_intercept = grads
+        need, shape = ctx.needs_input_grad, ctx.shape
+        grad_alpha = None
+        if need[0]:
+            bend, point = ctx.saved_tensors
+            grad_alpha = torch.addcmul(grad_slope, grad_intercept, point, value=-1).mul_(bend)
+        return (
+            grad_alpha,
+            grad_slope.sum_to_size(shape) if need[1] else None,
+            grad_intercept.sum_to_size(shape) if need[2] else None,
+            None,
+            None,
+        )
+
+
 @dataclass(frozen=True)
 class Sigmoid(SShaped):
     """``y = 1 / (1 + exp(-x))``."""
+
+    @property
+    def steepness(self) -> float:
+        return 1.0
+
+    @property
+    def height(self) -> float:
+        return 1.0
 
     @property
     def symmetry(self) -> float:
@@ -146,13 +218,18 @@ class Sigmoid(SShaped):
     def function(self, value: Tensor) -> Tensor:
         return torch.sigmoid(value)
 
-    def slope(self, value: Tensor) -> Tensor:
-        return torch.sigmoid(value) * torch.sigmoid(-value)
-
 
 @dataclass(frozen=True)
 class Tanh(SShaped):
     """``y = tanh(x)``."""
+
+    @property
+    def steepness(self) -> float:
+        return 2.0
+
+    @property
+    def height(self) -> float:
+        return 2.0
 
     @property
     def symmetry(self) -> float:
@@ -160,7 +237,3 @@ class Tanh(SShaped):
 
     def function(self, value: Tensor) -> Tensor:
         return torch.tanh(value)
-
-    def slope(self, value: Tensor) -> Tensor:
-        # 1 - tanh^2 is rounding noise in the tails, and a tangent there spans wide intervals.
-        return 4 * torch.sigmoid(2 * value) * torch.sigmoid(-2 * value)
