@@ -16,7 +16,7 @@ from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
-from complete_verifier.bounds.memory import memory_limit, pool_limit
+from complete_verifier.bounds.memory import memory_limit, memory_used, pool_limit
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.clock import Clock
 from complete_verifier.effort import Effort
@@ -225,6 +225,7 @@ class InstanceRun:
             pool_limit_bytes=pool_limit(
                 self._session.launch.local_world_size, self._session.ranks.world
             ),
+            memory_used=lambda: memory_used(self._session.device, self._session.ranks.world),
         )
         graph = self._network.graph
         if self._effort.splits_inputs(self._network.num_inputs, relu_like(graph)):

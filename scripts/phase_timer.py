@@ -33,7 +33,7 @@ class Watched:
 # What a scoring pass or a candidate costs is branching, although it computes bounds.
 ACTIVATION_PHASES = (
     Watched(Bounding, "optimize", "bounding"),
-    Watched(activation._Tree, "_look", "branching"),
+    Watched(activation, "look", "branching"),
     Watched(activation._Tree, "_split", "branching"),
     Watched(activation, "decide_leaf", "leaves"),
     Watched(DomainPool, "add", "pool"),

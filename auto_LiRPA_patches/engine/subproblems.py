@@ -19,8 +19,10 @@ from torch import Tensor
 from auto_LiRPA_patches.engine.adam import ParameterGroup, ProjectedAdam
 from auto_LiRPA_patches.engine.backward import Observe, lower_bounds
 from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.point_splits import PointSplits
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import BatchRows
+from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.lines import Lines
 from auto_LiRPA_patches.operators.relu import Relu
@@ -34,12 +36,16 @@ class BetaOptions:
         iterations: gradient steps; 0 evaluates the given α and β once.
         alpha_rate, beta_rate: Adam's initial steps.
         decay: factor on the steps after each iteration.
+        prune_ratio: fraction of finished subproblems from which these leave the batch
+            (`bab.pruning_in_iteration_ratio`); None keeps all to the end. Beside copying, it
+            changes the shapes that others are computed in, and so may change their last bits.
     """
 
     iterations: int = 50
     alpha_rate: float = 0.01
     beta_rate: float = 0.05
     decay: float = 0.98
+    prune_ratio: float | None = 0.2
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class Subproblems:
         bounds: per bounded node ``[B, *shape]``, splits applied.
         signs: per activation ``[B, F]``, +1 / -1 where the feature is split, else 0.
         alphas: per activation ``[K, S, B, F]`` in [0, 1].
-        betas: per activation ``[S, B, F]``, >= 0.
+        betas: per activation ``[S, B, F]``, >= 0; ``[2, S, B, F]`` for those in `cuts`.
+        cuts: splits at points other than zero, per activation that can have any; these activations
+            are not in `signs`.
     """
 
     graph: Graph
@@ -65,6 +73,7 @@ class Subproblems:
     signs: Mapping[int, Tensor]
     alphas: Mapping[int, Tensor]
     betas: Mapping[int, Tensor] = field(default_factory=dict)
+    cuts: Mapping[int, PointSplits] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -74,7 +83,7 @@ class Subproblems:
     @cached_property
     def against(self) -> dict[int, Tensor]:
         """Minus the signs of activations that have any split."""
-        return {index: -self.signs[index] for index in self.betas}
+        return {index: -self.signs[index] for index in self.betas if index not in self.cuts}
 
     def relaxations(self) -> Relaxations:
         """Relaxations over the subproblems' bounds; made once per optimisation."""
@@ -108,10 +117,15 @@ class Subproblems:
             probe = None if probes is None else probes.get(index)
             if not isinstance(lines, Lines):
                 return lines
-            if beta is None or sign is None:
+            constant = None
+            if beta is not None and index in self.cuts:
+                shift, constant = self.cuts[index].penalty(beta)
+            elif beta is not None and sign is not None:
+                shift = beta * sign
+            else:
                 return lines if probe is None else replace(lines, shift=probe)
-            shift = beta * sign
-            return replace(lines, shift=shift if probe is None else shift + probe)
+            shift = shift if probe is None else shift + probe
+            return replace(lines, shift=shift, constant=constant)
 
         rows = BatchRows(self.rows)
         return lower_bounds(self.graph, self.box, self.graph.output, rows, lines_at, observe)
@@ -155,6 +169,10 @@ def optimize_subproblems(
         for index, sign in batch.signs.items()
         if bool((sign != 0).any())
     }
+    for index, cuts in batch.cuts.items():
+        if bool((cuts.signs != 0).any()):
+            fresh = cuts.signs.new_zeros(2, batch.rows.shape[0], *cuts.signs.shape[1:])
+            betas[index] = batch.betas.get(index, fresh).clone()
     alphas = {index: alpha.clone() for index, alpha in batch.alphas.items()}
     batch = replace(batch, alphas=alphas, betas=betas)
     if options.iterations == 0:
@@ -192,8 +210,8 @@ class _Descent:
             if last or not lower.requires_grad or out_of_time(0.0):
                 break
             self.adam.descend(-torch.where(wanted, lower, torch.zeros_like(lower)).sum())
-            if stop_early and iteration % _NARROW_EVERY == _NARROW_EVERY - 1:
-                self._narrow(wanted.any(dim=0))
+            if options.prune_ratio is not None and iteration % _NARROW_EVERY == _NARROW_EVERY - 1:
+                self._narrow(wanted.any(dim=0), options.prune_ratio)
         return replace(self.kept, lower=self.best)
 
     def _keep(self, lower: Tensor) -> None:
@@ -210,9 +228,10 @@ class _Descent:
                     source = tensor.detach()[..., row, :, :].index_select(-2, chosen)
                     kept[index][..., row, :, :].index_copy_(-2, self.place[chosen], source)
 
-    def _narrow(self, unfinished: Tensor) -> None:
+    def _narrow(self, unfinished: Tensor, ratio: float) -> None:
         """Go on without the finished subproblems once they are worth the copying."""
-        if float(unfinished.float().mean()) > _WORTH_NARROWING:
+        finished = 1.0 - float(unfinished.double().mean())
+        if finished in (0.0, 1.0) or finished < ratio:
             return
         index = unfinished.nonzero().squeeze(1)
         self.working = _leaves(self.working, index)
@@ -229,7 +248,6 @@ class _Descent:
 
 
 _NARROW_EVERY = 4
-_WORTH_NARROWING = 0.75
 
 
 def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
@@ -252,6 +270,7 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
         rows=batch.rows.index_select(1, index),
         bounds={node: bounds.select(index) for node, bounds in batch.bounds.items()},
         signs={key: sign.index_select(0, index) for key, sign in batch.signs.items()},
+        cuts={key: cuts.select(index) for key, cuts in batch.cuts.items()},
         alphas=alphas,
         betas=betas,
     )
@@ -260,3 +279,8 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
 def relu_like(graph: Graph) -> bool:
     """Whether every relaxed node is an activation whose split at zero makes it exact."""
     return all(isinstance(graph.nodes[index].operator, Relu) for index in graph.relaxed)
+
+
+def splittable(graph: Graph) -> bool:
+    """Whether every relaxed node is an activation, whose input can be split at points."""
+    return all(isinstance(graph.nodes[index].operator, Activation) for index in graph.relaxed)

@@ -1,7 +1,7 @@
 """Branch and bound on ReLU activations.
 
-A round takes the first subproblems of the pool, splits each at a neuron (at several when the pool
-is smaller than the batch), bounds the children, and puts back those that are still open.
+A round takes the first subproblems of the pool, splits each at a neuron (at several while they are
+few), bounds the children, and puts back those that are still open.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +16,11 @@ from auto_LiRPA_patches.engine.subproblems import relu_like
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import branching, stop
 from complete_verifier.bab.bounding import Bounding, OpenClauses
+from complete_verifier.bab.children import child
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.leaf import decide_leaf
+from complete_verifier.bab.look import look
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.pool import DomainBatch, DomainPool
 from complete_verifier.bab.stop import Tally
@@ -56,9 +57,12 @@ class _Tree:
     def __init__(self, root: Root, context: BabContext, settings: BabSettings) -> None:
         self.features = Features.of(root)
         self.clauses = OpenClauses.of(root, settings.threshold)
-        self.bounding = Bounding(root, self.features, self.clauses, context.bounds)
+        self.bounding = Bounding(
+            root, self.features, self.clauses, context.bounds, in_tiles=settings.synchronous
+        )
         self.context = context
         self.settings = settings
+        self.size = settings.first_batch()
         self.pool = DomainPool(worst_first=settings.by_bound)
         self.generator = torch.Generator().manual_seed(settings.seed)
         self.stuck_margin = float("inf")
@@ -101,7 +105,11 @@ class _Tree:
 
     def _round(self) -> None:
         """Take a batch, decide its leaves, split and bound the rest, keep what is open."""
-        batch = self.pool.take(self.settings.batch_size)
+        settings = self.settings
+        if settings.sort_interval and self.tally.rounds % settings.sort_interval == 0:
+            self.pool.sort()
+        batch = self.pool.take(self.size.size)
+        taken = batch.count
         signs = self.bounding.signs(batch)
         is_open = self.features.open(signs)
         leaves = ~is_open.any(dim=1).cpu()
@@ -113,7 +121,7 @@ class _Tree:
             batch, is_open = batch.select(~leaves), is_open[~leaves]
         if batch.count == 0:
             return
-        scores, points = self._look(batch, is_open)
+        scores, points = look(self.bounding, batch, is_open)
         found = self.context.try_points(points)
         if found is not None:
             self.pool.add(batch)
@@ -121,7 +129,7 @@ class _Tree:
             return
         children = self._split(batch, scores, is_open)
         children = self.bounding.optimize(
-            children, self.settings.beta, stop_early=not self.settings.synchronous
+            children, settings.own_beta, stop_early=not settings.synchronous
         )
         self.tally = replace(
             self.tally,
@@ -129,6 +137,7 @@ class _Tree:
             visited=self.tally.visited + children.count,
         )
         self.pool.add(children.select(~(children.margin > 0)))
+        self.size = self.size.after(taken, self.context.memory_used())
 
     def _count(self) -> None:
         """Bring the tally up to date with the pool, and report."""
@@ -140,50 +149,12 @@ class _Tree:
         )
         self.context.say(stop.status(self.tally, _NOUN, time.monotonic() - self.start))
 
-    def _look(self, batch: DomainBatch, is_open: Tensor) -> tuple[branching.Scores, np.ndarray]:
-        """Scores of a batch's features, and the inputs that minimise its bounds."""
-        tables: list[dict[int, Tensor]] = []
-        attained: list[dict[int, Tensor]] = []
-        slopes: list[dict[int, Tensor]] = []
-        points = []
-        box = self.bounding.root.box
-        for part in self.bounding.parts(batch):
-            seen: dict[int, Tensor] = {}
-            problem = self.bounding.subproblems(part, self.bounding.signs(part))
-            probes = {
-                index: torch.zeros_like(alpha[0]).requires_grad_(True)
-                for index, alpha in problem.alphas.items()
-            }
-            lower = problem.lower(problem.relaxations(), seen.__setitem__, probes)
-            values = torch.autograd.grad(lower.sum(), list(probes.values()), allow_unused=True)
-            margins = lower.detach().double() - self.bounding.thresholds(part)
-            row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
-            every = torch.arange(part.count, device=row.device)
-            own = {index: table.detach().flatten(2)[row, every] for index, table in seen.items()}
-            at_input = own.pop(0, None)
-            if at_input is not None:
-                center, radius = box.center.flatten(1), box.radius.flatten(1)
-                points.append(center - at_input.sign() * radius)
-            tables.append(own)
-            attained.append(
-                {
-                    index: (torch.zeros_like(probe) if value is None else value)[row, every]
-                    for (index, probe), value in zip(probes.items(), values, strict=True)
-                }
-            )
-            slopes.append({index: a[0][row, every] for index, a in problem.alphas.items()})
-        scores = branching.score(
-            self.features, _joined(tables), _joined(attained), _joined(slopes), is_open
-        )
-        stacked = torch.cat(points) if points else box.lower.flatten(1)[:0]
-        return scores, stacked.cpu().numpy()
-
     def _split(self, batch: DomainBatch, scores: branching.Scores, is_open: Tensor) -> DomainBatch:
-        """Children of every subproblem; ``2^k`` each, k > 1 while the pool is small."""
+        """Children of every subproblem; ``2^k`` each, k > 1 while the batch is small."""
         settings = self.settings
 
         def evaluate(feature: Tensor, side: Tensor) -> Tensor:
-            return self.bounding.evaluate(_child(batch, feature.cpu(), side.cpu()))
+            return self.bounding.evaluate(child(batch, feature.cpu(), side.cpu()))
 
         first = branching.choose(
             scores,
@@ -193,17 +164,14 @@ class _Tree:
             evaluate,
             self.generator,
         )
-        levels = 1
-        fewest = int(is_open.sum(dim=1).min())
-        while levels < fewest and batch.count << (levels + 1) <= 2 * settings.batch_size:
-            levels += 1
+        levels = self.size.levels(batch.count, int(is_open.sum(dim=1).min()))
         chosen = branching.several(scores, first, levels).cpu()
         children = [batch]
         for level in range(levels):
             feature = chosen[:, level]
             children = [
-                _child(child, feature, torch.full_like(feature, side))
-                for child in children
+                child(parent, feature, torch.full_like(feature, side))
+                for parent in children
                 for side in (1, -1)
             ]
         return DomainBatch.concatenate(children)
@@ -225,22 +193,3 @@ class _Tree:
             self.tally = replace(self.tally, stuck=self.tally.stuck + 1)
             self.stuck_margin = min(self.stuck_margin, float(leaf.margin[0]))
         return None
-
-
-def _child(batch: DomainBatch, feature: Tensor, side: Tensor) -> DomainBatch:
-    """Every subproblem of a batch with one more split, its multiplier zero."""
-    split = ((feature + 1) * side).to(torch.int32).unsqueeze(1)
-    wide = batch.widen(int(batch.depth.max()) + 1)
-    # A 64-bit congruential mix; equal paths give equal ids on every rank and run.
-    path = batch.path * 6364136223846793005 + (2 * feature + (side > 0) + 1) * 1442695040888963407
-    return replace(
-        wide,
-        path=path,
-        depth=batch.depth + 1,
-        splits=wide.splits.scatter(1, batch.depth.unsqueeze(1), split),
-    )
-
-
-def _joined(tables: list[dict[int, Tensor]]) -> dict[int, Tensor]:
-    """One table per activation for the whole batch, from the tables of its parts."""
-    return {index: torch.cat([table[index] for table in tables]) for index in tables[0]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,10 @@ from auto_LiRPA_patches.engine.subproblems import (
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.root import Root
+
+# Tiles of subproblems where bits must not depend on the batch: products of so many rows or more.
+_TILE = 128
+_TILE_BYTES = 1 << 28
 
 # Coefficients, their gradients, α with two moments and a best copy, and lines, per element.
 _COPIES = 12
@@ -53,15 +58,26 @@ class OpenClauses:
 
 
 class Bounding:
-    """Bounds subproblems with α and β in batches that fit into memory."""
+    """Bounds subproblems with α and β in batches that fit into memory.
+
+    With `in_tiles`, a subproblem's bits do not depend on which others are bounded beside it, nor
+    on the memory at hand (`bab.force_synchronous`).
+    """
 
     def __init__(
-        self, root: Root, features: Features, clauses: OpenClauses, options: BoundOptions
+        self,
+        root: Root,
+        features: Features,
+        clauses: OpenClauses,
+        options: BoundOptions,
+        *,
+        in_tiles: bool = False,
     ) -> None:
         self.root = root
         self.features = features
         self.clauses = clauses
         self.options = options
+        self.in_tiles = in_tiles
 
     def signs(self, batch: DomainBatch) -> Tensor:
         """``[B, T]``: +1, -1 for split features, 0 for the others; bounds' dtype."""
@@ -114,7 +130,7 @@ class Bounding:
         A subproblem's margin never falls below the one it came with (its parent's).
         """
         parts = [self._optimize_part(part, options, stop_early) for part in self.parts(batch)]
-        return DomainBatch.concatenate(parts)
+        return DomainBatch.concatenate(parts).select(torch.arange(batch.count))
 
     def evaluate(self, batch: DomainBatch) -> Tensor:
         """Margins ``[B]`` by one backward pass with the α and β the subproblems came with."""
@@ -123,21 +139,27 @@ class Bounding:
             for part in self.parts(batch):
                 problem = self.subproblems(part, self.signs(part))
                 margins.append(self.margin(part, problem.lower(problem.relaxations())))
-        return torch.cat(margins)
+        return torch.cat(margins)[: batch.count]
 
     def parts(self, batch: DomainBatch) -> list[DomainBatch]:
-        """The batch in pieces that fit into memory."""
+        """The batch in pieces that fit into memory.
+
+        In tiles, all pieces are equally long; the last subproblem is repeated to fill them, and
+        callers drop what exceeds the batch.
+        """
         size = self.part_size()
-        index = torch.arange(batch.count)
+        count = math.ceil(batch.count / size) * size if self.in_tiles else batch.count
+        index = torch.arange(count).clamp(max=batch.count - 1)
         return [batch.select(chunk) for chunk in index.split(size)]
 
     def part_size(self) -> int:
-        """Subproblems that fit into the memory limit at a time, at least one."""
-        limit = self.options.memory_bytes
-        if limit is None:
-            return 1 << 20
+        """Subproblems bounded at a time: as many as fit into the memory limit, or a tile's."""
         per_row = 4 * _COPIES * row_elements(self.root.graph, self.root.graph.output)
-        return max(1, limit // (per_row * int(self.clauses.index.shape[1])))
+        per_subproblem = per_row * int(self.clauses.index.shape[1])
+        if self.in_tiles:
+            return max(2, min(_TILE, _TILE_BYTES // per_subproblem))
+        limit = self.options.memory_bytes
+        return 1 << 20 if limit is None else max(1, limit // per_subproblem)
 
     def _optimize_part(
         self, batch: DomainBatch, options: BetaOptions, stop_early: bool

@@ -108,7 +108,7 @@ def choose(
         scores: of the subproblems.
         method: `bab.branching.method`.
         count: candidates per score.
-        reduceop: min or max over the two children.
+        reduceop: min, max or mean over the two children.
         evaluate: margins of children, by one backward pass without optimisation.
         generator: for `random`, the same on all ranks.
     """
@@ -124,13 +124,20 @@ def choose(
     for feature in tried.unbind(dim=1):
         one = evaluate(feature, torch.ones_like(feature))
         other = evaluate(feature, -torch.ones_like(feature))
-        both = torch.minimum(one, other) if reduceop == "min" else torch.maximum(one, other)
+        both = _REDUCE[reduceop](one, other)
         is_open = scores.babsr.gather(1, feature.unsqueeze(1)).squeeze(1) >= 0
         results.append(both.masked_fill(~is_open | both.isnan(), -torch.inf))
     best = torch.stack(results, dim=1).argmax(dim=1, keepdim=True)
     picked = tried.gather(1, best).squeeze(1)
     usable = scores.babsr.gather(1, picked.unsqueeze(1)).squeeze(1) >= 0
     return torch.where(usable, picked, scores.gap.argmax(dim=1))
+
+
+_REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "mean": lambda one, other: (one + other) / 2,
+}
 
 
 def several(scores: Scores, first: Tensor, count: int) -> Tensor:

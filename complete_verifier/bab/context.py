@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from complete_verifier.attack.box import SearchBox
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.attack.search import Confirm
+from complete_verifier.bab.batch_size import BatchSize
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Region
 
@@ -21,20 +23,28 @@ class BabSettings:
     """Effort and manner (`solver.*`, `bab.*`).
 
     Attributes:
-        batch_size: most subproblems bounded at a time, per round.
+        batch_size: most subproblems that a round splits; it bounds their children.
+        enlarge: whether the batch may grow (`solver.auto_enlarge_batch_size`).
+        min_batch_ratio: fraction of the batch below which several neurons are split at once.
         worst_first: take the worst bound first (`tree_traversal: breadth_first`).
+        sort_interval: rounds after which a depth-first pool is sorted by bounds; None = never.
         max_domains, max_iterations: limits; None = none.
         beta: optimisation of α and β.
         method: branching heuristic, `bab.branching.method`.
         candidates: neurons kfsb and fsb try, `bab.branching.candidates`.
-        reduceop: how the two children's bounds become a candidate's score.
-        synchronous: `bab.force_synchronous`: fixed batch, no early stop.
+        reduceop: how the two children's bounds become a candidate's score: min, max or mean.
+        synchronous: `bab.force_synchronous`: the same work with the same bits, whatever else runs.
+            The batch stays as it is and is taken in the order of bounds, no optimisation ends
+            early or drops subproblems, and products are made in tiles.
         threshold: margin a proof must exceed.
         seed: of `method: random`.
     """
 
     batch_size: int = 64
+    enlarge: bool = True
+    min_batch_ratio: float = 0.1
     worst_first: bool = True
+    sort_interval: int | None = None
     max_domains: float = float("inf")
     max_iterations: int | None = None
     beta: BetaOptions = BetaOptions()
@@ -50,6 +60,23 @@ class BabSettings:
         """Whether the pool is ordered by bounds; the other order depends on what came before."""
         return self.worst_first or self.synchronous
 
+    @property
+    def own_beta(self) -> BetaOptions:
+        """The optimisation, without what `synchronous` forbids."""
+        return replace(self.beta, prune_ratio=None) if self.synchronous else self.beta
+
+    def first_batch(self) -> BatchSize:
+        """The batch of the first round."""
+        return BatchSize(
+            size=self.batch_size,
+            may_grow=self.enlarge and not self.synchronous,
+            min_children=self.min_batch_ratio * self.batch_size,
+        )
+
+
+def _all_of_it() -> float:
+    return 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class BabContext:
@@ -61,6 +88,8 @@ class BabContext:
         bounds: chunks, memory limit, clock and progress; `bounds.out_of_time()` is collective.
         confirm: replays a candidate with onnxruntime; the same answer on all ranks.
         pool_limit_bytes: most memory open subproblems may take.
+        memory_used: largest share of the device's memory taken so far; the same answer on all
+            ranks. 1 where a larger batch gains nothing, as on CPUs.
     """
 
     network: Network
@@ -68,6 +97,7 @@ class BabContext:
     bounds: BoundOptions
     confirm: Confirm
     pool_limit_bytes: float = float("inf")
+    memory_used: Callable[[], float] = _all_of_it
 
     def out_of_time(self) -> bool:
         """Whether the clock has run out; the same answer on all ranks."""

@@ -19,22 +19,26 @@ def bab_settings(config: Config) -> BabSettings:
     """
     solver, bab = config.solver, config.bab
     beta, branching = solver.beta_crown, bab.branching
-    iterations = int(bab.max_iterations)
+    iterations, interval = int(bab.max_iterations), int(bab.sort_domain_interval)
     reduceop = branching.reduceop
     return BabSettings(
         batch_size=max(1, int(solver.batch_size)),
+        enlarge=solver.auto_enlarge_batch_size,
+        min_batch_ratio=solver.min_batch_size_ratio,
+        sort_interval=interval if interval > 0 else None,
         worst_first=bab.tree_traversal == "breadth_first",
         max_domains=float(bab.max_domains),
         max_iterations=iterations if iterations >= 0 else None,
         beta=BetaOptions(
-            iterations=beta.iteration,
+            iterations=0 if bab.vanilla_crown else beta.iteration,
             alpha_rate=beta.lr_alpha,
             beta_rate=beta.lr_beta,
             decay=beta.lr_decay,
+            prune_ratio=bab.pruning_in_iteration_ratio if bab.pruning_in_iteration else None,
         ),
         method=branching.method if branching.method in _METHODS else "kfsb",
         candidates=max(1, int(branching.candidates)),
-        reduceop=reduceop if reduceop in ("min", "max") else "max",
+        reduceop=reduceop if reduceop in ("min", "max", "mean") else "max",
         synchronous=bab.force_synchronous,
         threshold=float(bab.decision_thresh),
         seed=config.general.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,19 @@ def pool_limit(ranks_on_host: int, world: Communicator) -> int:
     """Bytes that waiting subproblems may take in a rank's host memory, the same on all ranks."""
     own = int(available_host_bytes() * _SHARE) // max(1, ranks_on_host)
     return world.agree_min(max(own, 1))
+
+
+def memory_used(device: torch.device, world: Communicator) -> float:
+    """Largest share of a GPU's memory allocated so far, the most of all ranks; 1 on CPUs.
+
+    There the batch does not fill a processor that would else stand idle, so a share that allows no
+    growth is the answer.
+    """
+    if device.type != "cuda":
+        return 1.0
+    _, total = torch.cuda.mem_get_info(device)
+    percent = math.ceil(100 * torch.cuda.max_memory_allocated(device) / total)
+    return -world.agree_min(-percent) / 100
 
 
 def available_host_bytes() -> int:

@@ -139,7 +139,9 @@ class BabConfig(Section):
         False, "--recompute_interm", "Bound all inner layers again in every round."
     )
     sort_domain_interval: int = option(
-        -1, "--sort_domain_interval", "Rounds between two sorts of the pool; -1 is never."
+        -1,
+        "--sort_domain_interval",
+        "Rounds between two sorts of a depth-first pool by bounds; -1 is never.",
     )
     vanilla_crown: bool = option(False, "--vanilla_crown_bab", "Do not optimise in rounds.")
     tree_traversal: Literal["depth_first", "breadth_first"] = option(

@@ -81,7 +81,7 @@ def test_depth_first_takes_the_deepest_and_among_those_the_nearest_to_a_proof() 
 
 
 def test_sorting_puts_what_waits_behind_what_comes_by_margin() -> None:
-    """`bab.sort_domain_interval`: the search goes deep between two sorts, then turns to the worst."""
+    """`bab.sort_domain_interval`: search deep between two sorts, then turn to the worst."""
     pool = DomainPool(worst_first=False)
     pool.add(batch_of([-1.0, -3.0, -2.0], [5, 1, 7]))
     pool.sort()

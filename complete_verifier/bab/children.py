@@ -1,0 +1,24 @@
+"""Split subproblems: a child has one more split than its parent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from complete_verifier.bab.pool import DomainBatch
+
+
+def child(batch: DomainBatch, feature: Tensor, side: Tensor) -> DomainBatch:
+    """Every subproblem of a batch with one more split, its multiplier zero."""
+    split = ((feature + 1) * side).to(torch.int32).unsqueeze(1)
+    wide = batch.widen(int(batch.depth.max()) + 1)
+    # A 64-bit congruential mix; equal paths give equal ids on every rank and run.
+    path = batch.path * 6364136223846793005 + (2 * feature + (side > 0) + 1) * 1442695040888963407
+    return replace(
+        wide,
+        path=path,
+        depth=batch.depth + 1,
+        splits=wide.splits.scatter(1, batch.depth.unsqueeze(1), split),
+    )

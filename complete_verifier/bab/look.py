@@ -1,0 +1,69 @@
+"""Look at a batch before it is split: what each neuron costs, and where the bounds are attained."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from complete_verifier.bab.bounding import Bounding
+from complete_verifier.bab.branching import Scores, score
+from complete_verifier.bab.pool import DomainBatch
+
+
+def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Scores, np.ndarray]:
+    """Bound a batch once more with the α and β it came with.
+
+    Args:
+        batch: B subproblems.
+        is_open: ``[B, T]`` features that can be split.
+
+    Returns:
+        Scores of the features, and ``[B, num_inputs]`` inputs at which the bound of the row
+        closest to a proof is attained; without any row where no bound depends on the input.
+    """
+    tables: list[dict[int, Tensor]] = []
+    attained: list[dict[int, Tensor]] = []
+    slopes: list[dict[int, Tensor]] = []
+    points = []
+    box = bounding.root.box
+    for part in bounding.parts(batch):
+        seen: dict[int, Tensor] = {}
+        problem = bounding.subproblems(part, bounding.signs(part))
+        probes = {
+            index: torch.zeros_like(alpha[0]).requires_grad_(True)
+            for index, alpha in problem.alphas.items()
+        }
+        lower = problem.lower(problem.relaxations(), seen.__setitem__, probes)
+        values = torch.autograd.grad(lower.sum(), list(probes.values()), allow_unused=True)
+        margins = lower.detach().double() - bounding.thresholds(part)
+        row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
+        every = torch.arange(part.count, device=row.device)
+        own = {index: table.detach().flatten(2)[row, every] for index, table in seen.items()}
+        at_input = own.pop(0, None)
+        if at_input is not None:
+            center, radius = box.center.flatten(1), box.radius.flatten(1)
+            points.append(center - at_input.sign() * radius)
+        tables.append(own)
+        attained.append(
+            {
+                index: (torch.zeros_like(probe) if value is None else value)[row, every]
+                for (index, probe), value in zip(probes.items(), values, strict=True)
+            }
+        )
+        slopes.append({index: a[0][row, every] for index, a in problem.alphas.items()})
+    count = batch.count
+    scores = score(
+        bounding.features,
+        _joined(tables, count),
+        _joined(attained, count),
+        _joined(slopes, count),
+        is_open,
+    )
+    stacked = torch.cat(points)[:count] if points else box.lower.flatten(1)[:0]
+    return scores, stacked.cpu().numpy()
+
+
+def _joined(tables: list[dict[int, Tensor]], count: int) -> dict[int, Tensor]:
+    """One table per activation for the whole batch, from the tables of its parts."""
+    return {index: torch.cat([table[index] for table in tables])[:count] for index in tables[0]}
