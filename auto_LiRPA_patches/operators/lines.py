@@ -30,6 +30,7 @@ class Lines:
         lower_intercept, upper_intercept: ``[s, B, F]`` or None for zero.
         shift: ``[S, B, F]`` or None: added to the new coefficients. Sound where ``shift . v <= 0``
             for every v the caller admits: the multipliers of split constraints (β-CROWN).
+        constant: ``[S, B]`` or None: added to the bias, with ``shift . v + constant <= 0`` instead.
     """
 
     index: Tensor | None
@@ -39,15 +40,16 @@ class Lines:
     upper_slope: Tensor
     upper_intercept: Tensor | None
     shift: Tensor | None = None
+    constant: Tensor | None = None
 
 
 def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
     """Backward step of ``coeffs [S, B, N]`` through `lines`: new coefficients and bias ``[S, B]``.
 
     Claim: ``coeffs . f(v) >= new . v + bias`` for all v within the bounds behind `lines` (and with
-    ``shift . v <= 0``).
+    ``shift . v + constant <= 0``).
     """
-    return _LinesStep.apply(
+    below, bias = _LinesStep.apply(
         coeffs,
         lines.lower_slope,
         lines.lower_intercept,
@@ -57,6 +59,7 @@ def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
         lines.index,
         lines.pass_through,
     )
+    return below, sum_bias([bias, lines.constant])
 
 
 class _LinesStep(torch.autograd.Function):
