@@ -44,7 +44,7 @@ def activation_branch_and_bound(
             domains_left=int((~root.excluded).sum()),
             lower_bound=float(root.rows.margins(root.lower).min()),
         )
-    return _Tree(root, context, settings).run()
+    return _Tree(root.without_inactive(), context, settings).run()
 
 
 _LEAVES_PER_ASK = 16
@@ -97,6 +97,7 @@ class _Tree:
                 path=clause + 1,
                 depth=torch.zeros(count, dtype=torch.int64),
                 splits=torch.zeros(count, 0, dtype=torch.int32),
+                points=torch.zeros(count, 0, dtype=table.dtype),
                 betas=torch.zeros(count, width, 0, dtype=table.dtype),
                 alphas=table[self.clauses.index].cpu(),
                 margin=margin,

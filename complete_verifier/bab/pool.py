@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from sortedcontainers import SortedList
@@ -19,6 +19,7 @@ class DomainBatch:
         depth: ``[B]`` int64, number of splits.
         splits: ``[B, D]`` int32; ``+(t + 1)`` or ``-(t + 1)`` for feature t split to that side, 0
             behind the last split.
+        points: ``[B, D]`` where: ``z >= point`` or ``z <= point``.
         betas: ``[B, S, D]`` multipliers of the splits.
         alphas: ``[B, S, KT]`` slopes of all features.
         margin: ``[B]`` float64: best lower bound minus threshold over the clause's rows.
@@ -28,6 +29,7 @@ class DomainBatch:
     path: Tensor
     depth: Tensor
     splits: Tensor
+    points: Tensor
     betas: Tensor
     alphas: Tensor
     margin: Tensor
@@ -46,11 +48,9 @@ class DomainBatch:
         missing = depth - self.splits.shape[1]
         if missing <= 0:
             return self
-        splits = torch.nn.functional.pad(self.splits, (0, missing))
-        betas = torch.nn.functional.pad(self.betas, (0, missing))
-        return DomainBatch(
-            self.clause, self.path, self.depth, splits, betas, self.alphas, self.margin
-        )
+        pad = torch.nn.functional.pad
+        deep = {name: pad(getattr(self, name), (0, missing)) for name in _DEEP}
+        return replace(self, **deep)
 
     @staticmethod
     def concatenate(batches: list[DomainBatch]) -> DomainBatch:
@@ -60,7 +60,8 @@ class DomainBatch:
         return DomainBatch(*(torch.cat([getattr(b, name) for b in wide]) for name in _FIELDS))
 
 
-_FIELDS = ("clause", "path", "depth", "splits", "betas", "alphas", "margin")
+_DEEP = ("splits", "points", "betas")
+_FIELDS = ("clause", "path", "depth", *_DEEP, "alphas", "margin")
 
 
 class DomainPool:
@@ -142,15 +143,7 @@ class DomainPool:
         slabs.margin[index] = torch.inf
         self._free.extend(slots)
         depth = int(batch.depth.max()) if slots else 0
-        return DomainBatch(
-            batch.clause,
-            batch.path,
-            batch.depth,
-            batch.splits[:, :depth],
-            batch.betas[:, :, :depth],
-            batch.alphas,
-            batch.margin,
-        )
+        return replace(batch, **{name: getattr(batch, name)[..., :depth] for name in _DEEP})
 
     def _require_slabs(self) -> DomainBatch:
         if self._slabs is None:
