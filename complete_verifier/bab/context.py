@@ -114,14 +114,28 @@ class BabContext:
         Args:
             points: ``[n, num_inputs]``; rounded to float32 inside the box.
         """
+        best, margins = self.closest(points, 1)
+        if not (margins <= 0).any():
+            return None
+        return self.confirm(self.region, best[0])
+
+    def closest(self, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The points nearest to a violation by this network's own outputs.
+
+        Args:
+            points: ``[n, num_inputs]``; rounded to float32 inside the box.
+            count: most points that are returned.
+
+        Returns:
+            ``[m, num_inputs]`` float32 inside the box, m <= count, and their margins ``[m]``
+            ascending; at most 0 is a violation. None where the box holds no float32 point.
+        """
         box = SearchBox.of(self.region)
         if box is None or points.shape[0] == 0:
-            return None
+            return points[:0].astype(np.float32), np.zeros(0)
         inside = np.clip(points.astype(np.float32), box.lower, box.upper)
         with torch.no_grad():
             outputs = self.network.forward(torch.from_numpy(inside))
         margins = self.region.margins(outputs.cpu().numpy())
-        best = int(np.argmin(margins))
-        if not margins[best] <= 0:
-            return None
-        return self.confirm(self.region, inside[best])
+        order = np.argsort(margins, kind="stable")[:count]
+        return inside[order], margins[order]

@@ -25,6 +25,7 @@ from complete_verifier.bab.input_pool import BoxPool, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.stop import Tally
+from complete_verifier.bab.tree_attack import is_due
 from complete_verifier.bounds.input_box import input_box
 from complete_verifier.bounds.output_rows import OutputRows, output_rows
 
@@ -53,6 +54,7 @@ def input_branch_and_bound(
 
 
 _NOUN = "boxes"
+_WALK_PERIOD = 32
 
 
 class _Search:
@@ -74,7 +76,7 @@ class _Search:
         )
         excluded = torch.zeros(rows.num_clauses, dtype=torch.bool, device=box.lower.device)
         self.region = root_boxes(box.lower.flatten(), box.upper.flatten(), excluded)
-        self.attack = InputAttack(context, self.bounds, self.region)
+        self.attack = InputAttack(context)
         self.pool = BoxPool(worst_first=bab.by_bound)
         self.stuck_margin = float("inf")
         self.start = time.monotonic()
@@ -127,7 +129,7 @@ class _Search:
         )
 
     def _attack(self, still: Bounded, stuck: Bounded) -> Counterexample | None:
-        """Cheap points every round; a walk in rounds 0, 1, 2, 4, 8, … and every 32nd.
+        """Cheap points every round; a walk now and then.
 
         Boxes that cannot be split are never met again, so they are tried at once.
         """
@@ -139,8 +141,7 @@ class _Search:
         found = self.attack.look(still)
         if found is not None:
             return found
-        due = rounds & (rounds - 1) == 0 or rounds % 32 == 0
-        return self.attack.walk(still.boxes) if due else None
+        return self.attack.walk(still.boxes) if is_due(rounds, _WALK_PERIOD) else None
 
 
 def _always_unsafe(context: BabContext, box: Interval) -> BabOutcome:

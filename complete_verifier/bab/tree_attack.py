@@ -1,0 +1,51 @@
+"""Look for counterexamples among the points that branch and bound meets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from complete_verifier.attack.counterexample import Counterexample
+from complete_verifier.attack.descent import descend
+from complete_verifier.bab.context import BabContext
+
+_WALKERS = 64
+_STEPS = 10
+
+
+def is_due(rounds: int, period: int) -> bool:
+    """Whether points are moved in this round: 0, 1, 2, 4, 8, … and every `period`-th."""
+    return rounds & (rounds - 1) == 0 or rounds % period == 0
+
+
+class TreeAttack:
+    """Tries the inputs at which a batch's bounds are attained; moves the best of them now and then.
+
+    An attack changes neither the subproblems nor their order: it only ends the run.
+    """
+
+    def __init__(self, context: BabContext, period: int = 16) -> None:
+        """Prepare.
+
+        Args:
+            period: see `is_due`.
+        """
+        self._context = context
+        self._period = period
+
+    def look(self, points: np.ndarray, rounds: int) -> Counterexample | None:
+        """Try ``points [n, num_inputs]`` of the round with this number."""
+        context = self._context
+        inside, margins = context.closest(points, _WALKERS)
+        if (margins[:1] <= 0).any():
+            found = context.confirm(context.region, inside[0])
+            if found is not None:
+                return found
+        if not is_due(rounds, self._period):
+            return None
+        return descend(
+            context.network.forward,
+            context.region,
+            inside,
+            lambda point: context.confirm(context.region, point),
+            steps=_STEPS,
+        )
