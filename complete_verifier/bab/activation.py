@@ -24,6 +24,7 @@ from complete_verifier.bab.look import look
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.pool import DomainBatch, DomainPool
 from complete_verifier.bab.stop import Tally
+from complete_verifier.bab.tree_attack import TreeAttack
 from complete_verifier.bounds.root import Root
 
 
@@ -64,6 +65,7 @@ class _Tree:
         self.settings = settings
         self.size = settings.first_batch()
         self.pool = DomainPool(worst_first=settings.by_bound)
+        self.attack = TreeAttack(context)
         self.generator = torch.Generator().manual_seed(settings.seed)
         self.stuck_margin = float("inf")
         self.start = time.monotonic()
@@ -76,16 +78,15 @@ class _Tree:
         while (found := stop.ending(self.tally, self.settings, self.context)) is None:
             self._round()
             self._count()
-        return stop.outcome(found, self.tally, self.settings, _NOUN)
+        ended = stop.outcome(found, self.tally, self.settings, _NOUN)
+        return replace(ended, fingerprint=self.pool.fingerprint)
 
     def _plant(self, root: Root) -> None:
         """One subproblem per open clause."""
         count, width = self.clauses.index.shape
-        table = torch.cat(
-            [root.alphas[span.activation][0, :, 0] for span in self.features.spans]
-            or [root.box.lower.new_zeros(root.rows.num_rows, 0)],
-            dim=-1,
-        )
+        table = root.box.lower.new_zeros(root.rows.num_rows, 0)
+        if self.features.spans:
+            table = self.features.join_alphas(root.alphas)[:, 0]
         lower = torch.from_numpy(root.lower)[self.clauses.index.cpu()]
         # `thresholds` already hold the slack that `root.lower` has taken off.
         slack = torch.from_numpy(root.slack)[self.clauses.index.cpu()]
@@ -123,7 +124,7 @@ class _Tree:
         if batch.count == 0:
             return
         scores, points = look(self.bounding, batch, is_open)
-        found = self.context.try_points(points)
+        found = self.attack.look(points, self.tally.rounds)
         if found is not None:
             self.pool.add(batch)
             self.tally = replace(self.tally, counterexample=found)

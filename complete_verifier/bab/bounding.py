@@ -16,7 +16,9 @@ from auto_LiRPA_patches.engine.subproblems import (
     Subproblems,
     optimize_subproblems,
 )
+from complete_verifier.bab.cuts import Cuts
 from complete_verifier.bab.features import Features
+from complete_verifier.bab.multipliers import collect, spread
 from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.root import Root
 
@@ -95,23 +97,30 @@ class Bounding:
         like = root.box.lower
         clause = batch.clause.to(like.device)
         rows = self.clauses.matrix[clause].transpose(0, 1)  # [S, B, O]
-        betas = torch.zeros(
-            rows.shape[0], batch.count, features.total + 1, dtype=like.dtype, device=like.device
-        )
-        places = batch.splits.to(like.device).long().abs()
-        own = batch.betas.to(like.device).transpose(0, 1)  # [S, B, D]
-        betas.scatter_(2, places.unsqueeze(0).expand_as(own), own)
-        alphas = batch.alphas.to(like.device).transpose(0, 1)  # [S, B, T]
+        cuts = self.cuts(batch)
+        alphas = batch.alphas.to(like.device).transpose(0, 1)  # [S, B, A]
+        signs_of = features.split(signs)
         return Subproblems(
             graph=root.graph,
             box=root.box,
             features=root.features,
             rows=rows.reshape(*rows.shape[:2], *root.graph.output_shape),
-            bounds=features.bounds(signs),
-            signs=features.split(signs),
-            alphas={i: a.unsqueeze(0) for i, a in features.split(alphas).items()},
-            betas=features.split(betas[..., 1:]),
+            bounds=features.bounds(signs, cuts),
+            signs={s.activation: signs_of[s.activation] for s in features.spans if s.kink == 0},
+            alphas=features.split_alphas(alphas),
+            betas=spread(features, batch, like),
+            cuts={
+                span.activation: cuts.constraints(span.offset, span.stop)
+                for span in features.spans
+                if cuts is not None and span.kink is None
+            },
         )
+
+    def cuts(self, batch: DomainBatch) -> Cuts | None:
+        """The splits at points; None where every activation has a kink."""
+        if not self.features.curved:
+            return None
+        return Cuts.of(batch, self.features.total, self.root.box.lower)
 
     def thresholds(self, batch: DomainBatch) -> Tensor:
         """``[S, B]`` float64."""
@@ -177,23 +186,10 @@ class Bounding:
         )
         margin = torch.maximum(self.margin(batch, best.lower).cpu(), batch.margin)
         like = batch.alphas
-        alphas = torch.cat([best.alphas[s.activation][0] for s in self.features.spans], dim=-1)
-        table = torch.cat(
-            [
-                best.betas.get(
-                    span.activation,
-                    signs.new_zeros(alphas.shape[0], batch.count, span.count),
-                )
-                for span in self.features.spans
-            ],
-            dim=-1,
-        )
-        padded = torch.nn.functional.pad(table, (1, 0))
-        places = batch.splits.to(table.device).long().abs().unsqueeze(0)
-        betas = padded.gather(2, places.expand(table.shape[0], -1, -1))
+        alphas = self.features.join_alphas(best.alphas)
         return replace(
             batch,
             margin=margin,
             alphas=alphas.transpose(0, 1).to(like.device),
-            betas=betas.transpose(0, 1).to(like.device),
+            betas=collect(self.features, batch, best.betas),
         )

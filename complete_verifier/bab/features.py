@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.base import num_elements
 from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bab.cuts import Cuts
 from complete_verifier.bounds.root import Root
+
+# Units in the last place: a narrower interval has no point inside that makes two useful halves.
+_RESOLUTION = 64
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,10 @@ class FeatureSpan:
         activation: node index of the activation.
         source: node index of its input, which a split speaks of.
         index: ``[F]`` elements of `source`; None = all of them, in order.
+        kink: where the activation is split, if one split makes it exact; else it is split at any
+            point, any number of times.
+        kinds: number K of its α per feature.
+        alpha_offset: its α are at ``alpha_offset .. alpha_offset + K F``, K-major.
     """
 
     activation: int
@@ -29,6 +38,14 @@ class FeatureSpan:
     offset: int
     count: int
     index: Tensor | None
+    kink: float | None = 0.0
+    kinds: int = 1
+    alpha_offset: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The first feature behind the span."""
+        return self.offset + self.count
 
     def of(self, values: Tensor) -> Tensor:
         """The features' columns of ``values [..., N]``: ``[..., F]``."""
@@ -58,7 +75,7 @@ class Features:
     @staticmethod
     def of(root: Root) -> Features:
         """The numbering of a region's root."""
-        spans, total = [], 0
+        spans, total, alphas = [], 0, 0
         for activation in root.graph.relaxed:
             if activation not in root.alphas:
                 continue
@@ -66,8 +83,14 @@ class Features:
             index = root.features.get(activation)
             count = num_elements(root.graph.nodes[source].shape)
             count = count if index is None else int(index.numel())
-            spans.append(FeatureSpan(activation, source, total, count, index))
+            operator = root.graph.nodes[activation].operator
+            kink = operator.kink if isinstance(operator, Activation) else None
+            kinds = int(root.alphas[activation].shape[0])
+            spans.append(
+                FeatureSpan(activation, source, total, count, index, kink, kinds, alphas)
+            )
             total += count
+            alphas += kinds * count
         return Features(root.graph, tuple(spans), total, root.bounds)
 
     def split(self, values: Tensor) -> dict[int, Tensor]:
@@ -77,8 +100,36 @@ class Features:
             for span in self.spans
         }
 
-    def bounds(self, signs: Tensor) -> dict[int, Interval]:
-        """The root's bounds of every bounded node, narrowed by ``signs [B, T]``.
+    @property
+    def curved(self) -> bool:
+        """Whether any activation is split at points other than its kink."""
+        return any(span.kink is None for span in self.spans)
+
+    def split_alphas(self, table: Tensor) -> dict[int, Tensor]:
+        """``[..., A]``, the α of all activations, as one ``[K, ..., F]`` per activation."""
+        parts = {}
+        for span in self.spans:
+            own = table[..., span.alpha_offset : span.alpha_offset + span.kinds * span.count]
+            if span.kinds == 1:
+                parts[span.activation] = own.unsqueeze(0)
+            else:
+                halves = own.unflatten(-1, (span.kinds, span.count))
+                parts[span.activation] = halves.movedim(-2, 0).contiguous()
+        return parts
+
+    def join_alphas(self, alphas: Mapping[int, Tensor]) -> Tensor:
+        """``[..., A]`` from one ``[K, ..., F]`` per activation."""
+        if not self.spans:
+            raise ValueError("no activation has features")
+        parts = [kind for span in self.spans for kind in alphas[span.activation].unbind(0)]
+        return torch.cat(parts, dim=-1)
+
+    def bounds(self, signs: Tensor, cuts: Cuts | None = None) -> dict[int, Interval]:
+        """The root's bounds of every bounded node, narrowed by splits.
+
+        Args:
+            signs: ``[B, T]``; counts for features with a kink.
+            cuts: counts for the others; None where there are none.
 
         Returns:
             Per node ``[B, *shape]``: a feature split with +1 has lower bound 0 or more, with -1
@@ -91,8 +142,14 @@ class Features:
             upper = bounds.upper.flatten(1).expand(batch, -1)
             for span in self.spans:
                 if span.source == node:
-                    own = signs[:, span.offset : span.offset + span.count]
+                    own = signs[:, span.offset : span.stop]
                     above, below = span.of(lower), span.of(upper)
+                    if span.kink is None:
+                        if cuts is not None:
+                            above = above.maximum(cuts.lower[:, span.offset : span.stop])
+                            below = below.minimum(cuts.upper[:, span.offset : span.stop])
+                        lower, upper = span.put(lower, above), span.put(upper, below)
+                        continue
                     # Arithmetic, not a selection by mask, which takes ten times as long.
                     above = torch.addcmul(above, own.clamp(min=0), above.clamp(max=0), value=-1)
                     below = torch.addcmul(below, own.clamp(max=0), below.clamp(min=0))
@@ -101,9 +158,29 @@ class Features:
             narrowed[node] = Interval(lower.reshape(shape), upper.reshape(shape))
         return narrowed
 
-    def open(self, signs: Tensor) -> Tensor:
-        """``[B, T]`` bool: features that are neither split nor stable at the root."""
-        return (signs == 0) & self.unstable
+    def open(self, signs: Tensor, cuts: Cuts | None = None) -> Tensor:
+        """``[B, T]`` bool: features that can be split (further).
+
+        With a kink: neither split nor stable at the root. Without: wider than what floating point
+        resolves.
+        """
+        is_open = (signs == 0) & self.unstable
+        if cuts is not None:
+            lower, upper = self.ranges(cuts)
+            size = torch.maximum(lower.abs(), upper.abs()).clamp(min=1.0)
+            wide = upper - lower > _RESOLUTION * torch.finfo(size.dtype).eps * size
+            for span in self.spans:
+                if span.kink is None:
+                    own = slice(span.offset, span.stop)
+                    is_open[:, own] = wide[:, own]
+        return is_open
+
+    def ranges(self, cuts: Cuts) -> tuple[Tensor, Tensor]:
+        """Lower and upper bound ``[B, T]`` of every feature: the root's, within the cuts."""
+        root = [(span, self.root[span.source].flatten()) for span in self.spans]
+        lower = torch.cat([span.of(bounds.lower) for span, bounds in root], dim=1)
+        upper = torch.cat([span.of(bounds.upper) for span, bounds in root], dim=1)
+        return cuts.lower.maximum(lower), cuts.upper.minimum(upper)
 
     @property
     def unstable(self) -> Tensor:
