@@ -45,6 +45,7 @@ class BabOutcome:
         domains_left: subproblems open at the end.
         lower_bound: smallest margin over the subproblems left; +inf when none is left.
         counterexample: for `VIOLATED`.
+        fingerprint: of the subproblems left and their margins' bits; see `DomainPool.fingerprint`.
     """
 
     ending: Ending
@@ -54,3 +55,4 @@ class BabOutcome:
     domains_left: int = 0
     lower_bound: float = float("inf")
     counterexample: Counterexample | None = None
+    fingerprint: int = 0

@@ -64,6 +64,9 @@ _DEEP = ("splits", "points", "betas")
 _FIELDS = ("clause", "path", "depth", *_DEEP, "alphas", "margin")
 
 
+_ODD = 6364136223846793005
+
+
 class DomainPool:
     """Open subproblems in a total order: no two paths are equal.
 
@@ -103,6 +106,19 @@ class DomainPool:
         if not self._order:
             return float("inf")
         return float(self._require_slabs().margin.min())  # free slots hold +inf
+
+    @property
+    def fingerprint(self) -> int:
+        """A number made of every open subproblem's path and the bits of its margin.
+
+        Equal for equal sets, in whatever order; a sum modulo 2^64, so that ranks can add theirs.
+        """
+        if not self._order:
+            return 0
+        index = torch.tensor([int(key[-1]) for key in self._order])
+        slabs = self._require_slabs()
+        mixed = (slabs.path[index] ^ (slabs.margin[index].view(torch.int64) * _ODD)) * _ODD
+        return int(((mixed ^ (mixed >> 29)) * _ODD).sum())
 
     def sort(self) -> None:
         """Depth first, put what waits now behind what will come, ordered by margin."""

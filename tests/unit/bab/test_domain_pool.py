@@ -114,3 +114,17 @@ def test_bytes_are_those_of_the_slabs_and_freed_slots_are_used_again() -> None:
     assert pool.num_bytes == 100 * per_slot
     pool.add(batch_of([-1.0], [3], first_path=5000))
     assert pool.num_bytes == 150 * per_slot  # grown by half
+
+
+def test_the_fingerprint_tells_one_bit_and_not_the_order() -> None:
+    margins, depths = [-1.0, -2.0, -3.0], [1, 1, 1]
+    whole, parts, other = (DomainPool(worst_first=True) for _ in range(3))
+    batch = batch_of(margins, depths)
+    whole.add(batch)
+    parts.add(batch.select(torch.tensor([2])))
+    parts.add(batch.select(torch.tensor([1, 0])))
+    assert whole.fingerprint == parts.fingerprint != 0
+    nearly = float(torch.nextafter(torch.tensor(-2.0).double(), torch.tensor(0.0).double()))
+    other.add(batch_of([-1.0, nearly, -3.0], depths))
+    assert other.fingerprint != whole.fingerprint
+    assert DomainPool(worst_first=True).fingerprint == 0
