@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -40,6 +40,40 @@ class Linear(AffineOperator):
         if len(self.output_shape) != 1:
             return None
         return self._matrix(weights)[index] * sign[:, None]
+
+    def at(
+        self,
+        weights: WeightSource,
+        target: WeightSource,
+        outputs: Tensor | None,
+        inputs: Tensor | None,
+    ) -> Linear:
+        """The layer between some of its outputs and inputs, with parameters of its own.
+
+        Args:
+            weights: where this layer's parameters are.
+            target: where the new ones are registered.
+            outputs, inputs: ``[F]`` the neurons left; None = all. The other inputs count as zero.
+        """
+        matrix, bias = self._matrix(weights), self.bias
+        part = f"{self.name}, {self.output_shape[0] if outputs is None else len(outputs)} outputs"
+        if outputs is not None:
+            matrix = matrix.index_select(0, outputs)
+            offset = self.offset(weights)
+            if offset is not None:
+                own = offset.expand(self.output_shape).index_select(0, outputs)
+                bias = target.register(f"bias of {part}", own)
+        if inputs is not None:
+            matrix = matrix.index_select(1, inputs)
+        weight = target.register(f"weight of {part}", matrix.contiguous())
+        return replace(
+            self,
+            weight=weight,
+            bias=bias,
+            transposed=False,
+            input_shapes=(matrix.shape[1:],),
+            output_shape=matrix.shape[:1],
+        )
 
     def _matrix(self, weights: WeightSource) -> Tensor:
         matrix = weights.gather(self.weight)

@@ -45,6 +45,10 @@ class OneRankWeights(WeightSource):
             for handle, tensor in zip(self._handles, self._tensors, strict=True)
         )
 
+    def empty_like(self) -> OneRankWeights:
+        """Return a source that holds its weights whole."""
+        return OneRankWeights()
+
     def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
         dense = dense_strides(tensor) == tensor.stride()
         self._tensors.append(tensor if dense else tensor.contiguous())

@@ -85,6 +85,10 @@ class ShardedWeights(WeightSource):
             for handle, part in zip(self._handles, self._slices, strict=True)
         )
 
+    def empty_like(self) -> ShardedWeights:
+        """Return a source over the same ranks."""
+        return ShardedWeights(self._communicator)
+
     def held(self) -> tuple[Tensor, ...]:
         """Return this rank's slices."""
         return tuple(self._slices)

@@ -104,6 +104,10 @@ class WeightSource(ABC):
     def share(self) -> tuple[ParameterShare, ...]:
         """Return what this rank holds of each parameter, by handle index."""
 
+    @abstractmethod
+    def empty_like(self) -> WeightSource:
+        """Return a source without weights that will hold its own as this one does."""
+
     # -- derived ---------------------------------------------------------------------------
 
     @property
@@ -121,7 +125,7 @@ class WeightSource(ABC):
         """Bytes that all weights take when held whole."""
         return sum(
             part.full_numel * handle.dtype.itemsize
-            for part, handle in zip(self.share(), self._handles, strict=True)
+            for part, handle in zip(self.share(), self.handles, strict=True)
         )
 
     @property

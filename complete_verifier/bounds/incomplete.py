@@ -243,7 +243,7 @@ class RegionVerification:
             lower=lower,
             slack=slack,
             excluded=self.rows.excluded(lower, self.settings.threshold),
-        )
+        ).without_inactive()
 
     def _spec(self, matrix: Tensor) -> SpecRows:
         return SpecRows(matrix.view(-1, *self.graph.output_shape))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.inactive import without_inactive
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bounds.output_rows import OutputRows
 
@@ -39,3 +40,27 @@ class Root:
     lower: np.ndarray
     slack: np.ndarray
     excluded: np.ndarray
+
+    def without_inactive(self) -> Root:
+        """The same of a network without the neurons that are inactive over the box.
+
+        The neurons left of a narrowed layer all become features; a stable one's α has no effect.
+        """
+        narrow = without_inactive(self.graph, self.bounds)
+        features, bounds, alphas = dict(self.features), dict(self.bounds), dict(self.alphas)
+        for index, kept in narrow.kept.items():
+            if index in bounds:
+                own = bounds[index]
+                bounds[index] = Interval(own.lower[:, kept], own.upper[:, kept])
+            if index in alphas:
+                width = self.graph.nodes[index].shape[0]
+                alphas[index] = _whole(alphas[index], features.get(index), width)[..., kept]
+                features[index] = None
+        return replace(self, graph=narrow.graph, features=features, bounds=bounds, alphas=alphas)
+
+
+def _whole(alpha: Tensor, features: Tensor | None, width: int) -> Tensor:
+    """``[K, S, 1, F]`` at `features` as ``[K, S, 1, width]``, one elsewhere."""
+    if features is None:
+        return alpha
+    return alpha.new_ones(*alpha.shape[:-1], width).index_copy_(-1, features, alpha)
