@@ -72,6 +72,7 @@ def input_form(
         ``rows . node(x) >= coeffs . x + bias`` for every x in the boxes.
     """
     batch = box.lower.shape[0]
+    graph.weights.expect(graph.handles_below(node))
     pending: dict[int, Tensor] = {}
     biases: list[Tensor | None] = []
     shortcut = rows.below(graph, node, batch)

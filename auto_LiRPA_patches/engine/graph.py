@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from auto_LiRPA_patches.operators.convolution import BatchNorm
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.scaling import ScaleShift
 from auto_LiRPA_patches.operators.shape import Concat, ConstantPad, Movement, Reshape, Transpose
-from auto_LiRPA_patches.sharding.weights import WeightSource
+from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Graph:
             ``[B, *output_shape]``, differentiable in x; parameters are read per operator and read
             again by the gradient, never kept between.
         """
+        self.weights.expect(self.handles(range(self.output + 1)))
         values: dict[int, Tensor] = {0: x}
         last_use = self._last_use
         for index, node in enumerate(self.nodes[: self.output + 1]):
@@ -135,6 +137,7 @@ class Graph:
         Returns:
             For each node index ``lower <= value <= upper`` over the box. No gradient.
         """
+        self.weights.expect(self.handles(range(self.output + 1)))
         bounds: dict[int, Interval] = {0: box}
         with torch.no_grad():
             for index, node in enumerate(self.nodes[: self.output + 1]):
@@ -143,6 +146,25 @@ class Graph:
                         self.weights, *(bounds[source] for source in node.inputs)
                     )
         return bounds
+
+    def handles(self, indices: Iterable[int]) -> list[WeightHandle]:
+        """The parameters of these nodes, in their order: what a pass through them gathers."""
+        operators = (self.nodes[index].operator for index in indices)
+        return [h for operator in operators if operator is not None for h in operator.handles]
+
+    def handles_below(self, node: int) -> list[WeightHandle]:
+        """The parameters that a backward pass from `node` gathers, in its order."""
+        if node not in self._handles_below:
+            reached = {node}
+            for index in range(node, 0, -1):
+                if index in reached:
+                    reached.update(self.nodes[index].inputs)
+            self._handles_below[node] = self.handles(sorted(reached, reverse=True))
+        return self._handles_below[node]
+
+    @cached_property
+    def _handles_below(self) -> dict[int, list[WeightHandle]]:
+        return {}
 
     @cached_property
     def _last_use(self) -> dict[int, int]:

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.sharding.weights import WeightSource
+from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
 Shape = tuple[int, ...]
 
@@ -55,6 +56,12 @@ class Operator(ABC):
     def needs_bounds(self) -> bool:
         """Whether `relax` wants bounds of the inputs (the operator is not affine in them)."""
         return False
+
+    @cached_property
+    def handles(self) -> tuple[WeightHandle, ...]:
+        """The parameters, in about the order in which a step gathers them."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return tuple(value for value in values if isinstance(value, WeightHandle))
 
     @abstractmethod
     def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
@@ -108,7 +115,7 @@ class AffineOperator(Operator):
 
     def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
         box = inputs[0]
-        with torch.no_grad():
+        with torch.no_grad(), weights.gathering_once():
             center = self.apply(weights, box.center)
             radius = self.apply(weights, box.radius, absolute=True)
             offset = self.offset(weights)

@@ -6,28 +6,40 @@ Shapes (R ranks on the axis, n elements in the parameter, c = ceil(n / R)):
     slice      [c]             elements [rank*c, rank*c + c) in memory order; zeros past n
     gathered   [R * c]         fresh buffer; its first n elements, shaped, are the weight
 
-Communication: each gather is one all-gather of three integers and one of c elements. Nothing is
-computed with the data, so a gathered weight equals the registered one bit for bit.
+Communication: a packet of fixed size per gather (`gather_packet`), which carries a small weight
+whole; of a larger one, c elements follow in a second message. Nothing is computed with the data,
+so a gathered weight equals the registered one bit for bit.
 
-Why the integers (the header: handle index, use counter, registry digest). Two ranks that gather
-equally shaped weights in different order receive mixed weights without any error, and the bounds
-computed from them prove something about no network at all. Weights of different size are no
-better: gloo aborts the process from a background thread. The header therefore travels ahead, in a
-collective whose size never varies, and no weight moves until every rank's header is the same.
-Appending it to the slice was rejected: it arrives only if the sizes match, and it costs a copy.
+Why the packet. Two ranks that gather equally shaped weights in different order receive mixed
+weights without any error, and the bounds computed from them prove something about no network at
+all. So no weight is used, and no message whose size could differ is begun, before every rank's
+packet said the same.
 
-Its cost, measured on two gloo ranks of one thread each on a busy 2-core host (least of 400 and of
-12 gathers): 0.5 ms on top of 0.4 ms for a 256x256 float32 weight, lost in the noise beside
-420-510 ms for 4096x4096. One tiny all-gather alone takes 0.3 ms there.
+Prefetch. The next weights are guessed (`gather_order`), alike on all ranks. Their packets go up to
+three gathers ahead, and the nearest large weight is fetched while the caller computes with the
+present one: two whole layers at most are alive, the one in use and the one on its way. What keeps
+a wrong guess, or a rank that strays, harmless:
+
+- every gather sends at least one packet, and before anything larger. The first thing that two
+  ranks exchange after they part is therefore a packet, whose headers differ;
+- every gather first looks at all packets of the gathers before;
+- what was guessed wrong is waited for and dropped.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.errors import RankMismatchError
-from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.errors import RanksDisagreeError
+from auto_LiRPA_patches.sharding.collectives import Communicator, PendingGather
+from auto_LiRPA_patches.sharding.gather_order import GatherOrder
+from auto_LiRPA_patches.sharding.gather_packet import Header, Packet, fits
 from auto_LiRPA_patches.sharding.weights import (
     ParameterShare,
     WeightHandle,
@@ -38,21 +50,42 @@ from auto_LiRPA_patches.sharding.weights import (
 )
 
 _DIGEST_HEX_DIGITS = 15  # 60 bits, so that it fits a signed 64-bit integer
+_PAST_MODULUS = (1 << 61) - 1
+_PACKETS_AHEAD = 3
+_NOTHING = -1
+
+
+@dataclass
+class _Ticket:
+    """One weight on its way: first its packet, then, if it did not fit there, its slices."""
+
+    handle: WeightHandle
+    packet: Packet
+    slices: PendingGather | None = None
 
 
 class ShardedWeights(WeightSource):
     """Keep 1/R of every parameter; no reference to a registered tensor survives `register`."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, *, prefetch: bool = False) -> None:
         """Share weights over `communicator`, normally the data axis.
 
         All its ranks must register and gather in the same order.
+
+        Args:
+            prefetch: fetch the next weight while the present one is in use. Changes time and
+                memory (one more layer), never a weight; the same on all ranks.
         """
         super().__init__()
         self._communicator = communicator
         self._slices: list[Tensor] = []
         self._strides: list[tuple[int, ...]] = []
         self._uses: list[int] = []
+        self._order = GatherOrder() if prefetch and communicator.size > 1 else None
+        self._tickets: deque[_Ticket] = deque()  # guessed, in the order they are expected
+        self._unchecked: deque[Packet] = deque()  # sent since the last gather began
+        self._past = 0
+        self._opened: dict[int, Tensor] | None = None
 
     def gather(self, handle: WeightHandle) -> Tensor:
         """Assemble the weight in a fresh buffer; collective over the communicator.
@@ -60,17 +93,38 @@ class ShardedWeights(WeightSource):
         With one rank the slice is the whole, and is returned without a copy.
 
         Raises:
-            RankMismatchError: on every rank, if some rank gathers another parameter, has gathered
-                this one another number of times, or registered other parameters.
+            RanksDisagreeError: on every rank, if some rank gathers another parameter, has gathered
+                this one another number of times, or registered other parameters. With prefetch a
+                rank may learn of it at its next gather: what it has got by then is right.
         """
         self._check_mine(handle)
-        part = self._slices[handle.index]
-        # Memory first: a rank that finds none has not yet made any other rank wait for it.
-        buffer = self._communicator.gather_buffer(part)
-        self._check_same_gather(handle)
-        flat = self._communicator.all_gather(part, into=buffer).view(-1)
-        self._uses[handle.index] += 1
-        return flat.as_strided(handle.shape, self._strides[handle.index])
+        if self._opened is not None and handle.index in self._opened:
+            return self._opened[handle.index]
+        flat = self._assemble(handle)
+        weight = flat.as_strided(handle.shape, self._strides[handle.index])
+        if self._opened is not None:
+            self._opened[handle.index] = weight
+        return weight
+
+    def expect(self, handles: Sequence[WeightHandle]) -> None:
+        """Learn what the next pass will gather; see `WeightSource.expect`."""
+        if self._order is not None:
+            self._order.expect([handle.index for handle in handles])
+
+    @contextmanager
+    def gathering_once(self) -> Iterator[None]:
+        """Let one operator call use a weight repeatedly for one gather; see `WeightSource`."""
+        outer = self._opened
+        self._opened = {} if outer is None else outer
+        try:
+            yield
+        finally:
+            self._opened = outer
+
+    def settle(self) -> None:
+        """Wait for whatever was fetched ahead and drop it; no weight stays whole on any rank."""
+        self._check_packets()
+        self._drop_tickets(len(self._tickets))
 
     def share(self) -> tuple[ParameterShare, ...]:
         """Return this rank's padded slices."""
@@ -87,7 +141,7 @@ class ShardedWeights(WeightSource):
 
     def empty_like(self) -> ShardedWeights:
         """Return a source over the same ranks."""
-        return ShardedWeights(self._communicator)
+        return ShardedWeights(self._communicator, prefetch=self._order is not None)
 
     def held(self) -> tuple[Tensor, ...]:
         """Return this rank's slices."""
@@ -97,13 +151,13 @@ class ShardedWeights(WeightSource):
         """Check that all ranks registered the same names, shapes and dtypes in the same order.
 
         Raises:
-            RankMismatchError: on every rank, naming the first difference.
+            RanksDisagreeError: on every rank, naming the first difference.
         """
         listings = self._communicator.all_gather_object(self._signatures)
         for other, listing in enumerate(listings):
             difference = _first_difference(listings[0], listing)
             if difference is not None:
-                raise RankMismatchError(
+                raise RanksDisagreeError(
                     f"weights: expected the same parameters on all {len(listings)} ranks, but "
                     f"number {difference} is {_entry(listings[0], difference)} on rank 0 and "
                     f"{_entry(listing, difference)} on rank {other}. Load the same network on "
@@ -129,22 +183,100 @@ class ShardedWeights(WeightSource):
         padded[: part.numel()] = part
         return padded
 
-    def _check_same_gather(self, handle: WeightHandle) -> None:
-        """Exchange headers and compare them; every rank comes to the same conclusion."""
+    def _assemble(self, handle: WeightHandle) -> Tensor:
+        """The weight's elements in memory order, ``[R * c]``."""
+        part = self._slices[handle.index]
         if self._communicator.size == 1:
+            self._uses[handle.index] += 1
+            return part
+        self._check_packets()
+        ticket = self._take_ticket(handle)
+        # Guessed too late to be fetched ahead counts as not guessed, but for the packet.
+        is_fetched = ticket is not None and (fits(part) or ticket.slices is not None)
+        if ticket is None or not is_fetched:
+            # Memory first: a rank that finds none has not yet made any other rank wait for it.
+            buffer = None if fits(part) else self._communicator.gather_buffer(part)
+            said = self._announce(handle, handle if ticket is None else None)
+            ticket = ticket or said
+            self._check_packets()
+            if buffer is not None:
+                ticket.slices = self._communicator.start_all_gather(part, buffer)
+        flat = ticket.packet.payload() if ticket.slices is None else ticket.slices.wait().view(-1)
+        self._look_ahead(handle, must_speak=is_fetched)
+        self._uses[handle.index] += 1
+        self._past = (self._past * 1_000_003 + handle.index + 1) % _PAST_MODULUS
+        return flat.view(part.dtype)
+
+    def _take_ticket(self, handle: WeightHandle) -> _Ticket | None:
+        """The ticket of `handle`, if it was guessed; those expected before it are dropped."""
+        waiting = [ticket.handle.index for ticket in self._tickets]
+        if handle.index not in waiting:
+            return None
+        self._drop_tickets(waiting.index(handle.index))
+        return self._tickets.popleft()
+
+    def _announce(self, asked: WeightHandle, handle: WeightHandle | None) -> _Ticket:
+        """Send a packet about `handle` (None = nothing) while `asked` is being gathered."""
+        header = Header(
+            asked=asked.index,
+            uses=self._uses[asked.index],
+            past=self._past,
+            announced=_NOTHING if handle is None else handle.index,
+            digest=int(self.digest[:_DIGEST_HEX_DIGITS], 16),
+        )
+        part = None if handle is None else self._slices[handle.index]
+        inline = part if part is not None and fits(part) else None
+        packet = Packet.send(self._communicator, header, inline)
+        self._unchecked.append(packet)
+        return _Ticket(asked if handle is None else handle, packet)
+
+    def _look_ahead(self, asked: WeightHandle, *, must_speak: bool) -> None:
+        """Send packets of the next weights, and begin to fetch the nearest large one."""
+        if self._order is None:
             return
-        digest = int(self.digest[:_DIGEST_HEX_DIGITS], 16)
-        header = (handle.index, self._uses[handle.index], digest)
-        headers = self._communicator.all_gather_integers("gather_header", header)
-        if all(other == headers[0] for other in headers):
+        self._order.note(asked.index)
+        ahead = self._order.upcoming(_PACKETS_AHEAD)
+        waiting = [ticket.handle.index for ticket in self._tickets]
+        if waiting != ahead[: len(waiting)]:
+            self._drop_tickets(len(waiting))
+        known = len(self._tickets)
+        for index in ahead[known:]:
+            self._tickets.append(self._announce(asked, self._handles[index]))
+        if must_speak and len(ahead) <= known:
+            self._announce(asked, None)
+        for ticket in list(self._tickets)[:known]:  # whose packets were checked
+            part = self._slices[ticket.handle.index]
+            if not fits(part):
+                if ticket.slices is None:
+                    into = self._communicator.gather_buffer(part)
+                    ticket.slices = self._communicator.start_all_gather(part, into)
+                break
+
+    def _drop_tickets(self, count: int) -> None:
+        """Wait for the first `count` of what was guessed, and forget it."""
+        for _ in range(count):
+            ticket = self._tickets.popleft()
+            if ticket.slices is not None:
+                ticket.slices.wait()
+
+    def _check_packets(self) -> None:
+        """Compare every rank's headers of all packets sent; all ranks conclude the same."""
+        while self._unchecked:
+            self._check_headers(self._unchecked.popleft().headers())
+
+    def _check_headers(self, headers: Sequence[Header | None]) -> None:
+        if None not in headers and len(set(headers)) == 1:
             return
-        if any(other[2] != headers[0][2] for other in headers):
+        spoken = [header for header in headers if header is not None]
+        if len({header.digest for header in spoken}) > 1:
             self.check_agreement()
         listing = ", ".join(
-            f"rank {rank} gathers {self._name(index)} for use {uses + 1}"
-            for rank, (index, uses, _) in enumerate(headers)
+            f"rank {rank} does something else"
+            if header is None
+            else f"rank {rank} gathers {self._name(header.asked)} for use {header.uses + 1}"
+            for rank, header in enumerate(headers)
         )
-        raise RankMismatchError(
+        raise RanksDisagreeError(
             f"weights: expected all {len(headers)} ranks to gather the same parameter, but "
             f"{listing}. Going on would mix their weights; the ranks did not follow one schedule."
         )

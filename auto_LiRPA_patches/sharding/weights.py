@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -107,6 +109,23 @@ class WeightSource(ABC):
     @abstractmethod
     def empty_like(self) -> WeightSource:
         """Return a source without weights that will hold its own as this one does."""
+
+    def expect(self, handles: Sequence[WeightHandle]) -> None:  # noqa: B027  nothing is far away
+        """Hear which weights the next operator calls will gather, in order, before they do.
+
+        A hint alone: what is gathered, and what it returns, does not depend on it. All ranks give
+        the same hints.
+        """
+
+    def gathering_once(self) -> AbstractContextManager[None]:
+        """For one operator call that uses a weight several times: it is gathered once.
+
+        Within the block `gather` gives out the same tensor again, which lives until its end.
+        """
+        return nullcontext()
+
+    def settle(self) -> None:  # noqa: B027  nothing is on its way
+        """Let go of whatever was fetched ahead of its use."""
 
     # -- derived ---------------------------------------------------------------------------
 
