@@ -9,10 +9,13 @@ an error or the run broke off, 2 when the config or the environment is at fault.
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +24,7 @@ if not __package__:
     # not be searched, its modules are this package's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
+from auto_LiRPA_patches.errors import RankMismatchError, RanksDisagreeError, VerifierError
 from auto_LiRPA_patches.sharding.launch import Launch, read_launch
 from complete_verifier.config import LoadedConfig, describe_config, load_config
 from complete_verifier.logs import make_log_folder, rank_logging
@@ -30,6 +33,7 @@ logger = logging.getLogger("abcrown")
 
 _BAD_INPUT = 2
 _BROKEN = 1
+_SECONDS_TO_BE_ENDED = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,32 +72,36 @@ def _run(loaded: LoadedConfig, launch: Launch) -> int:
     from complete_verifier.plan import print_plan
     from complete_verifier.runner import run_queries
     from complete_verifier.session import open_session
+    from complete_verifier.stand_ins import make_stand_ins
 
     with rank_logging(launch, loaded.rank_logs):
+        _let_others_end(launch)
         try:
             session = open_session(loaded, launch)
-            if loaded.print_plan:
-                return print_plan(session)
-            return run_queries(session)
+            make_stand_ins(session)
+            code = print_plan(session) if loaded.print_plan else run_queries(session)
+            stop()
+            return code
+        except RanksDisagreeError as error:
+            _complain(launch, error)
+            return _leave(launch, _BROKEN)
         except RankMismatchError as error:
             # Only some ranks may have noticed; whoever did says so.
-            print(f"abcrown: rank {launch.rank}: error: {error}", file=sys.stderr)
-            return _BROKEN
+            logger.error("abcrown: rank %d: error: %s", launch.rank, error)
+            return _leave(launch, _BROKEN)
         except VerifierError as error:
             _complain(launch, error)
-            return _BAD_INPUT
+            return _leave(launch, _BAD_INPUT)
         except KeyboardInterrupt:
             _complain(launch, "interrupted; the results of finished instances are written")
-            return _BROKEN
+            return _leave(launch, _BROKEN)
         except BrokenPipeError:
             raise
         except Exception:
             # The process boundary: whatever this is, it is no verdict. Each rank shows its own
             # traceback, since another rank's may look quite different.
             logger.exception("rank %d: internal error", launch.rank)
-            return _BROKEN
-        finally:
-            stop()
+            return _leave(launch, _BROKEN)
 
 
 def _show_any_letter() -> None:
@@ -109,9 +117,39 @@ def _say(launch: Launch, text: str) -> None:
 
 
 def _complain(launch: Launch, error: object) -> None:
-    """Tell the user on one voice per host; all ranks of a host meet the same bad input."""
-    if launch.local_rank == 0:
-        print(f"abcrown: error: {error}", file=sys.stderr)
+    """Tell the user on one voice: rank 0's, unless this rank alone has something to say."""
+    if launch.rank != 0:
+        logger.info("error: %s", error)  # for --rank_logs
+        # Whatever rank 0 ends by, the launcher ends this one at once.
+        time.sleep(_SECONDS_TO_BE_ENDED)
+    print(f"abcrown: error: {error}", file=sys.stderr)
+
+
+def _let_others_end(launch: Launch) -> None:
+    """Arrange that Ctrl-C and crashes of native code end every rank, with a trace where possible.
+
+    A signal handler of Python's runs when the collective it came in has returned, which may be
+    never. So ranks other than 0 have none, and rank 0, which has something to say, loses its
+    peers and with them its collective. SIGTERM keeps its default everywhere for the same reason.
+    """
+    if launch.world_size == 1:
+        return
+    faulthandler.enable()
+    if launch.rank != 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _leave(launch: Launch, code: int) -> int:
+    """End a run that failed. Among several ranks, without another word to the others.
+
+    Groups are not destroyed: that waits for messages on their way, which nobody may answer.
+    """
+    if launch.world_size == 1:
+        return code
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,150 +1,49 @@
-"""Make the embedded example: three networks trained on digits, and properties of each kind.
+"""Make networks and properties from seeds: the embedded example, and stand-ins of large networks.
 
-Usage: python scripts/make_models.py [--folder exp_configs/digits] [--seed 0] [--images 6]
+Usage: python scripts/make_models.py digits [--folder exp_configs/digits] [--seed 0] [--images 6]
+       python scripts/make_models.py resnet_large [--folder generated_models]
 
-Trains and exports the networks, prints their test accuracy, places candidate properties around
-test images, asks the verifier about all of them (once with CROWN and no attack, once with
-alpha-CROWN and the attack), and writes the chosen ones with instances.csv and expected.csv.
-Training takes seconds, the verifier's answers to all candidates about ten minutes on one thread.
+Without names the stand-ins are listed. A stand-in takes seconds; the configs of exp_configs/fsdp
+call for theirs when they are first used.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from compare_runs import Record, read_records
-from digits_networks import (
-    ARCHITECTURES,
-    NUM_CLASSES,
-    Architecture,
-    Digits,
-    accuracy,
-    load_data,
-    train,
-)
-from digits_properties import Candidate, candidates, select, vnnlib_text
-from onnx_graph import save_onnx
+from stand_ins import STAND_INS, write_stand_in
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIG = ROOT / "exp_configs" / "digits" / "digits.yaml"
-TIMEOUT_SECONDS = 60
-CLEAR_MARGIN = 0.1  # so that another processor's rounding does not change a property's kind
-VERDICTS = {"crown": "unsat", "alpha-crown": "unsat", "open": "unknown", "violated": "sat"}
+DIGITS = "digits"
 
 
-def trained(data: Digits, seed: int) -> list[Architecture]:
-    """Return the architectures, each trained from `seed`; print their test accuracy."""
-    result = []
-    for build in ARCHITECTURES:
-        torch.manual_seed(seed)
-        architecture = build()
-        train(architecture, data, seed=seed)
-        print(f"{architecture.name}: test accuracy {accuracy(architecture, data):.4f}", flush=True)
-        result.append(architecture)
-    return result
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make what the command line names; returns the exit code, 2 for a name that is unknown."""
+    parser = argparse.ArgumentParser(description="Make networks and properties from seeds.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="digits, or a stand-in")
+    parser.add_argument("--folder", type=Path, help="where to write")
+    parser.add_argument("--seed", type=int, default=0, help="digits: of data split and training")
+    parser.add_argument("--images", type=int, default=6, help="digits: images tried per network")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in (DIGITS, *STAND_INS)]
+    if unknown or not options.names:
+        wrong = f"make_models: no network is called {', '.join(unknown)}; " if unknown else ""
+        print(f"{wrong}there are: {', '.join((DIGITS, *STAND_INS))}", file=sys.stderr)
+        return 2 if unknown else 0
+    for name in options.names:
+        if name == DIGITS:
+            # Imported here, not above: training wants scikit-learn, stand-ins do without.
+            from digits_example import make_digits_example
 
-
-def write_example(
-    folder: Path, architectures: Sequence[Architecture], data: Digits, chosen: Iterable[Candidate]
-) -> None:
-    """Write the networks, the properties of `chosen` and instances.csv below `folder`."""
-    for name in ("onnx", "vnnlib"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / name).mkdir(parents=True)
-    for architecture in architectures:
-        path = folder / "onnx" / f"{architecture.name}.onnx"
-        save_onnx(architecture.layers, architecture.input_shape, NUM_CLASSES, path)
-    rows = []
-    for candidate in chosen:
-        text = vnnlib_text(candidate, data.test_images[candidate.image], NUM_CLASSES)
-        (folder / candidate.vnnlib).write_text(text)
-        rows.append((candidate.onnx, candidate.vnnlib, TIMEOUT_SECONDS))
-    write_csv(folder / "instances.csv", rows)
-
-
-def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write `rows` to `path`, lines ending in a bare newline."""
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def verify(folder: Path, *flags: str) -> list[Record]:
-    """Run the verifier on the instances of `folder` with `flags`; return its records, in order.
-
-    Raises:
-        RuntimeError: if the run fails, with the command line.
-    """
-    record = folder / "records.json"
-    command = [sys.executable, str(ROOT / "abcrown.py"), "--config", str(CONFIG), *flags]
-    command += ["--result_json", str(record), "--results_file", str(folder / "results.txt")]
-    command += ["--cex_path", str(folder / "counterexample.txt")]
-    # The config's relative paths are looked for in the working directory first.
-    if subprocess.run(command, cwd=folder, check=False).returncode:
-        raise RuntimeError(f"the verifier failed: {' '.join(command)}")
-    return read_records(record)
-
-
-def kind(by_crown: Record, by_alpha: Record) -> str | None:
-    """Return which of `digits_properties.KINDS` an instance is, or None if it is a close call.
-
-    Args:
-        by_crown: its record under CROWN without an attack.
-        by_alpha: its record under alpha-CROWN with the attack.
-    """
-    if abs(min(by_crown["bounds"]["crown"])) < CLEAR_MARGIN:
-        return None
-    if by_crown["verdict"] == "unsat":
-        return "crown"
-    verdict = by_alpha["verdict"]
-    if verdict == "unknown" and min(by_alpha["bounds"]["alpha_crown"]) > -CLEAR_MARGIN:
-        return None
-    return {"unsat": "alpha-crown", "unknown": "open", "sat": "violated"}.get(verdict)
-
-
-def classify(folder: Path, offered: Sequence[Candidate]) -> dict[Candidate, str]:
-    """Return the kind of each candidate, whose files are in `folder`, but for close calls."""
-    by_crown = verify(folder, "--bound_prop_method", "crown", "--pgd_order", "skip")
-    by_alpha = verify(folder, "--bound_prop_method", "alpha-crown", "--pgd_order", "before")
-    pairs = zip(by_crown, by_alpha, strict=True)
-    kinds = (kind(crown, alpha) for crown, alpha in pairs)
-    return {c: found for c, found in zip(offered, kinds, strict=True) if found is not None}
-
-
-def main() -> None:
-    """Train, export, place candidates, have them classified, and write the chosen ones."""
-    parser = argparse.ArgumentParser(description="Make the embedded digits example.")
-    parser.add_argument("--folder", type=Path, default=ROOT / "exp_configs" / "digits")
-    parser.add_argument("--seed", type=int, default=0, help="of the data split and the training")
-    parser.add_argument("--images", type=int, default=6, help="images tried per network")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the same sums in the same order every time
-
-    data = load_data(arguments.seed)
-    architectures = trained(data, arguments.seed)
-    offered: list[Candidate] = []
-    for architecture in architectures:
-        images = data.test_images.reshape(-1, *architecture.input_shape)
-        offered += candidates(
-            architecture.name, architecture.layers, images, data.test_labels, arguments.images
-        )
-    with tempfile.TemporaryDirectory() as scratch:
-        write_example(Path(scratch), architectures, data, offered)
-        kinds = classify(Path(scratch), offered)
-    chosen = select(offered, kinds)
-    write_example(arguments.folder, architectures, data, [candidate for candidate, _ in chosen])
-    rows = [(c.onnx, c.vnnlib, TIMEOUT_SECONDS, VERDICTS[name], name) for c, name in chosen]
-    write_csv(arguments.folder / "expected.csv", rows)
-    for candidate, name in chosen:
-        print(f"{name:12s} {candidate.vnnlib}")
+            folder = options.folder or ROOT / "exp_configs" / "digits"
+            make_digits_example(folder, options.seed, options.images)
+        else:
+            print(write_stand_in(STAND_INS[name], options.folder or ROOT / "generated_models"))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

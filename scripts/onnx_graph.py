@@ -47,6 +47,7 @@ class GraphWriter:
             nn.Sigmoid: self._sigmoid,
             nn.Tanh: self._tanh,
             nn.Flatten: self._flatten,
+            nn.Identity: self._identity,
         }
 
     def emit(self, module: nn.Module, source: str) -> str:
@@ -116,6 +117,9 @@ class GraphWriter:
 
     def _flatten(self, module: nn.Flatten, source: str) -> str:
         return self._node("Flatten", [source], axis=1)
+
+    def _identity(self, module: nn.Identity, source: str) -> str:
+        return source  # no node: the shortcut of a residual block is the value itself
 
 
 def save_onnx(

@@ -1,4 +1,4 @@
-"""The embedded example: its files are what scripts/make_models.py says they are.
+"""The embedded example: its files are what scripts/digits_example.py says they are.
 
 A failure means that a committed network or property was changed by hand, or that the writers of
 ONNX and VNN-LIB no longer say what they were asked to.
@@ -37,9 +37,9 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def maker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import make_models
+    import digits_example
 
-    return make_models
+    return digits_example
 
 
 @pytest.fixture
