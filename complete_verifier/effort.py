@@ -25,8 +25,8 @@ class Effort:
             (`general.enable_incomplete_verification`).
         branching: effort of branch and bound; None for `complete_verifier: skip`.
         input_split: how input boxes are split, where they are.
-        splits_inputs: whether they are, for a number of inputs and whether ReLU is the network's
-            only nonlinearity.
+        splits_inputs: whether they are, for a number of inputs and whether activations can be
+            split too.
         alpha_share: fraction of the time left that bounds may take (`alpha-crown.max_time`).
         seed: of the attack, the same for every instance.
     """
@@ -51,7 +51,7 @@ def effort(config: Config) -> Effort:
         incomplete=config.general.enable_incomplete_verification,
         branching=None if config.general.complete_verifier == "skip" else bab_settings(config),
         input_split=input_split_settings(config),
-        splits_inputs=lambda inputs, relu: splits_inputs(config, inputs, relu_only=relu),
+        splits_inputs=lambda inputs, other: splits_inputs(config, inputs, activations_too=other),
         alpha_share=config.solver.alpha_crown.max_time,
         seed=config.general.seed,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from auto_LiRPA_patches.engine.subproblems import relu_like
+from auto_LiRPA_patches.engine.subproblems import splittable
 from auto_LiRPA_patches.errors import NonFiniteBoundError
 from complete_verifier.attack.counterexample import Counterexample, confirm
 from complete_verifier.attack.search import attack_specification
@@ -228,7 +228,7 @@ class InstanceRun:
             memory_used=lambda: memory_used(self._session.device, self._session.ranks.world),
         )
         graph = self._network.graph
-        if self._effort.splits_inputs(self._network.num_inputs, relu_like(graph)):
+        if self._effort.splits_inputs(self._network.num_inputs, splittable(graph)):
             return input_branch_and_bound(context, self._effort.input_split, settings)
         if bounds.root is None:
             return None

@@ -1,4 +1,4 @@
-"""Branch and bound on ReLU activations.
+"""Branch and bound on activations.
 
 A round takes the first subproblems of the pool, splits each at a neuron (at several while they are
 few), bounds the children, and puts back those that are still open.
@@ -12,17 +12,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.engine.subproblems import relu_like
+from auto_LiRPA_patches.engine.subproblems import splittable
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import branching, stop
 from complete_verifier.bab.bounding import Bounding, OpenClauses
-from complete_verifier.bab.children import child
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.look import look
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.pool import DomainBatch, DomainPool
+from complete_verifier.bab.splitter import LOCATE, Splitter
 from complete_verifier.bab.stop import Tally
 from complete_verifier.bab.tree_attack import TreeAttack
 from complete_verifier.bounds.root import Root
@@ -38,10 +38,10 @@ def activation_branch_and_bound(
         context: network, clock, confirmation; all ranks call this alike.
         settings: effort and heuristics.
     """
-    if not relu_like(root.graph):
+    if not splittable(root.graph):
         return BabOutcome(
             ending=Ending.STUCK,
-            reason="branching on activations needs a network whose only nonlinearity is ReLU",
+            reason="branching on activations needs a network that is nonlinear in them alone",
             domains_left=int((~root.excluded).sum()),
             lower_bound=float(root.rows.margins(root.lower).min()),
         )
@@ -113,7 +113,7 @@ class _Tree:
         batch = self.pool.take(self.size.size)
         taken = batch.count
         signs = self.bounding.signs(batch)
-        is_open = self.features.open(signs)
+        is_open = self.features.open(signs, self.bounding.cuts(batch))
         leaves = ~is_open.any(dim=1).cpu()
         if bool(leaves.any()):
             found = self._leaves(batch.select(leaves))
@@ -154,9 +154,10 @@ class _Tree:
     def _split(self, batch: DomainBatch, scores: branching.Scores, is_open: Tensor) -> DomainBatch:
         """Children of every subproblem; ``2^k`` each, k > 1 while the batch is small."""
         settings = self.settings
+        splitter = Splitter(self.bounding, batch, LOCATE[settings.point_method])
 
         def evaluate(feature: Tensor, side: Tensor) -> Tensor:
-            return self.bounding.evaluate(child(batch, feature.cpu(), side.cpu()))
+            return self.bounding.evaluate(splitter.child(batch, feature.cpu(), side.cpu()))
 
         first = branching.choose(
             scores,
@@ -172,7 +173,7 @@ class _Tree:
         for level in range(levels):
             feature = chosen[:, level]
             children = [
-                child(parent, feature, torch.full_like(feature, side))
+                splitter.child(parent, feature, torch.full_like(feature, side))
                 for parent in children
                 for side in (1, -1)
             ]

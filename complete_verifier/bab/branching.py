@@ -47,6 +47,7 @@ def score(
     coeffs: Mapping[int, Tensor],
     values: Mapping[int, Tensor],
     slopes: Mapping[int, Tensor],
+    costs: Mapping[int, Tensor],
     open_features: Tensor,
 ) -> Scores:
     """Score every feature of every subproblem.
@@ -57,10 +58,17 @@ def score(
             closest to a proof.
         values: per activation ``[B, F]``, the features' values where that bound is attained.
         slopes: per activation ``[B, F]``, its lower slopes α.
+        costs: per activation without a kink ``[B, F]``, the gap; it serves as every score.
         open_features: ``[B, T]`` bool.
     """
-    babsr, intercept, gap = [], [], []
+    babsr: list[Tensor] = []
+    intercept: list[Tensor] = []
+    gap: list[Tensor] = []
     for span in features.spans:
+        if span.kink is None:
+            for table in (babsr, intercept, gap):
+                table.append(costs[span.activation])
+            continue
         bounds = features.root[span.source].flatten()
         lower, upper = span.of(bounds.lower[0]), span.of(bounds.upper[0])
         slope = upper.clamp(min=0) / (upper.clamp(min=0) - lower.clamp(max=0)).clamp(min=1e-30)

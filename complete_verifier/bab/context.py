@@ -31,6 +31,8 @@ class BabSettings:
         max_domains, max_iterations: limits; None = none.
         beta: optimisation of α and β.
         method: branching heuristic, `bab.branching.method`.
+        point_method: how the point of a split is chosen where there is no kink: uniform or opt
+            (`bab.branching.nonlinear_split.branching_point_method`).
         candidates: neurons kfsb and fsb try, `bab.branching.candidates`.
         reduceop: how the two children's bounds become a candidate's score: min, max or mean.
         synchronous: `bab.force_synchronous`: the same work with the same bits, whatever else runs.
@@ -49,6 +51,7 @@ class BabSettings:
     max_iterations: int | None = None
     beta: BetaOptions = BetaOptions()
     method: str = "kfsb"
+    point_method: str = "uniform"
     candidates: int = 3
     reduceop: str = "min"
     synchronous: bool = False

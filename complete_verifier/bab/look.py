@@ -9,6 +9,7 @@ from torch import Tensor
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.branching import Scores, score
 from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.relaxation_cost import relaxation_cost
 
 
 def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Scores, np.ndarray]:
@@ -25,6 +26,7 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
     tables: list[dict[int, Tensor]] = []
     attained: list[dict[int, Tensor]] = []
     slopes: list[dict[int, Tensor]] = []
+    costs: list[dict[int, Tensor]] = []
     points = []
     box = bounding.root.box
     for part in bounding.parts(batch):
@@ -34,7 +36,8 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
             index: torch.zeros_like(alpha[0]).requires_grad_(True)
             for index, alpha in problem.alphas.items()
         }
-        lower = problem.lower(problem.relaxations(), seen.__setitem__, probes)
+        state = problem.relaxations()
+        lower = problem.lower(state, seen.__setitem__, probes)
         values = torch.autograd.grad(lower.sum(), list(probes.values()), allow_unused=True)
         margins = lower.detach().double() - bounding.thresholds(part)
         row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
@@ -52,12 +55,22 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
             }
         )
         slopes.append({index: a[0][row, every] for index, a in problem.alphas.items()})
+        costs.append(
+            {
+                span.activation: relaxation_cost(
+                    problem, state, span, (row, every), own[span.activation], attained[-1]
+                )
+                for span in bounding.features.spans
+                if span.kink is None
+            }
+        )
     count = batch.count
     scores = score(
         bounding.features,
         _joined(tables, count),
         _joined(attained, count),
         _joined(slopes, count),
+        _joined(costs, count),
         is_open,
     )
     stacked = torch.cat(points)[:count] if points else box.lower.flatten(1)[:0]

@@ -37,6 +37,7 @@ def bab_settings(config: Config) -> BabSettings:
             prune_ratio=bab.pruning_in_iteration_ratio if bab.pruning_in_iteration else None,
         ),
         method=branching.method if branching.method in _METHODS else "kfsb",
+        point_method=branching.nonlinear_split.branching_point_method,
         candidates=max(1, int(branching.candidates)),
         reduceop=reduceop if reduceop in ("min", "max", "mean") else "max",
         synchronous=bab.force_synchronous,
@@ -45,17 +46,17 @@ def bab_settings(config: Config) -> BabSettings:
     )
 
 
-def splits_inputs(config: Config, num_inputs: int, *, relu_only: bool) -> bool:
+def splits_inputs(config: Config, num_inputs: int, *, activations_too: bool) -> bool:
     """Whether input boxes are split rather than activations.
 
     `bab.branching.input_split.enable` says so; `complete_verifier: auto` does for networks with
-    few inputs; and where activations cannot be split at zero, inputs are the only choice.
+    few inputs; and where activations cannot be split, inputs are the only choice.
     """
     split = config.bab.branching.input_split
     few = num_inputs <= split.input_dim_threshold
     if split.enable or (config.general.complete_verifier == "auto" and few):
         return True
-    return few and not relu_only
+    return few and not activations_too
 
 
 def input_split_settings(config: Config) -> InputSplitSettings:

@@ -229,9 +229,10 @@ SUPPORT: Mapping[str, Support] = {
         _OWN_BRANCHING,
         implemented=(
             *("kfsb", "fsb", "kfsb-intercept-only", "babsr", "intercept", "random"),
-            *("naive", "sb", "brute-force"),
+            *("naive", "sb", "brute-force", "nonlinear"),
         ),
     ),
+    "bab.branching.nonlinear_split.branching_point_method": _DONE,
     **{
         f"bab.branching.input_split.{name}": _DONE
         for name in (
@@ -306,7 +307,7 @@ SUPPORT: Mapping[str, Support] = {
     ),
     "parallel.backend": _DONE,
     "parallel.timeout": _DONE,
-    "parallel.fsdp_prefetch": _ignored(_FASTER_ONLY),
+    "parallel.fsdp_prefetch": _DONE,
 }
 
 
