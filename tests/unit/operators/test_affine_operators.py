@@ -139,6 +139,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "conv2d-stride-leaves-cells": lambda: conv((6, 7), (3, 3), (2, 3), (0, 1), (1, 1), 1),
     "conv2d-kernel-smaller-than-stride": lambda: conv((7, 6), (1, 1), (3, 2), (0, 0), (1, 1), 1),
     "conv2d-padding-beyond-kernel": lambda: conv((3, 3), (2, 2), (2, 2), (2, 3), (1, 1), 1),
+    "conv2d-strided-in-phases": lambda: conv((8, 6), (4, 3), (2, 2), (1, 1), (1, 1), 1),
+    "conv2d-strided-otherwise": lambda: conv((8, 7), (3, 2), (3, 3), (1, 0), (1, 1), 1),
     "conv2d-dilated": lambda: conv((7, 8), (3, 2), (2, 1), (2, 0), (2, 3), 1),
     "conv2d-depthwise": lambda: conv((4, 5), (2, 2), (1, 2), (1, 1), (1, 1), 2),
     "batch-norm-1d": lambda: batch_norm(()),
