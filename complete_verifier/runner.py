@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 from auto_LiRPA_patches.sharding.weights import WeightSource
 from complete_verifier.clock import Clock
@@ -159,14 +160,24 @@ class _Runner:
         if not self._session.config.general.measure_memory:
             return run.run(), Memory()
         with MemoryMeter(self._session.device) as meter:
-            meter.track(*weights.held())
+            meter.track(*weights.held(), kind=MemoryKind.WEIGHTS)
             meter.mark_baseline()
             outcome = run.run()
-        taken = self._session.ranks.world.all_gather_integers(
-            "memory", [meter.baseline_bytes, meter.peak_bytes]
+        world = self._session.ranks.world
+        kinds = tuple(meter.peak_by_kind)
+        names = [kind.value for kind in kinds]
+        baseline = world.all_gather_integers(
+            "baseline memory", [meter.baseline_by_kind[kind] for kind in kinds]
         )
-        baseline, peak = zip(*taken, strict=True)
-        return outcome, Memory(baseline_bytes=baseline, peak_bytes=peak)
+        peak = world.all_gather_integers(
+            "peak memory", [meter.peak_by_kind[kind] for kind in kinds]
+        )
+        return outcome, Memory(
+            baseline_bytes=tuple(map(sum, baseline)),
+            peak_bytes=tuple(map(sum, peak)),
+            baseline_by_kind=tuple(dict(zip(names, row, strict=True)) for row in baseline),
+            peak_by_kind=tuple(dict(zip(names, row, strict=True)) for row in peak),
+        )
 
     def _parameters(self, weights: WeightSource) -> Parameters:
         held = self._session.ranks.world.all_gather_integers("parameters", [weights.local_bytes])

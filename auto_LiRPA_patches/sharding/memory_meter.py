@@ -1,24 +1,27 @@
-"""Count the bytes of tensors alive on this rank, and their peak.
+"""Count the bytes of tensors alive on this rank, their peak, and what they are for.
 
 On CPU every operator's results are looked at as they appear (also inside autograd's backward pass
 and custom Functions), and each distinct storage counts once from then until it is freed. What no
-operator returns is not seen: scratch memory inside a kernel, Python and numpy objects. On CUDA the
-allocator counts everything itself, and its counters are used.
+operator returns is not seen: scratch memory inside a kernel, Python objects, and numpy arrays
+unless `count_as` names them. On CUDA the allocator counts everything itself, and its counters are
+used; the operators' results there only tell the breakdown.
 
-Units: bytes. Cost on CPU: some microseconds per operator, so metering is switched on by choice.
+Units: bytes. Cost: some microseconds per operator, so metering is switched on by choice.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
+from auto_LiRPA_patches.sharding.memory_ledger import MemoryLedger
 
 
 class MemoryMeter:
@@ -27,7 +30,7 @@ class MemoryMeter:
     ::
 
         with MemoryMeter() as meter:
-            meter.track(*module.parameters())
+            meter.track(*module.parameters(), kind=MemoryKind.WEIGHTS)
             meter.mark_baseline()
             work()
         print(meter.baseline_bytes, meter.peak_bytes)
@@ -40,6 +43,7 @@ class MemoryMeter:
         device = torch.device(device)
         self._counter: _Counter = _CudaCounter(device) if device.type == "cuda" else _CpuCounter()
         self._baseline = 0
+        self._baseline_by_kind = dict.fromkeys(MemoryKind, 0)
 
     def __enter__(self) -> MemoryMeter:
         self._counter.open()
@@ -68,13 +72,27 @@ class MemoryMeter:
         """`live_bytes` when `mark_baseline` was last called; 0 before."""
         return self._baseline
 
-    def track(self, *tensors: Tensor) -> None:
-        """Count tensors that exist already, each storage once however many views are given."""
-        self._counter.see(tensors)
+    @property
+    def baseline_by_kind(self) -> Mapping[MemoryKind, int]:
+        """`baseline_bytes` by kind; all of them."""
+        return dict(self._baseline_by_kind)
+
+    @property
+    def peak_by_kind(self) -> Mapping[MemoryKind, int]:
+        """`peak_bytes` by kind, at the moment of the peak; all of them."""
+        return self._counter.peak_by_kind
+
+    def track(self, *items: Tensor | np.ndarray, kind: MemoryKind = MemoryKind.OTHER) -> None:
+        """Count what exists already under `kind`, each storage once however many views there are.
+
+        On CUDA the allocator knows of it, and only the breakdown is told.
+        """
+        self._counter.recount(items, kind)
 
     def mark_baseline(self) -> None:
         """Take the present level as baseline, and measure the peak from here on."""
         self._baseline = self._counter.live
+        self._baseline_by_kind = dict(self._counter.live_by_kind)
         self._counter.restart_peak()
 
 
@@ -87,80 +105,32 @@ class _Counter(Protocol):
     @property
     def peak(self) -> int: ...
 
+    @property
+    def live_by_kind(self) -> Mapping[MemoryKind, int]: ...
+
+    @property
+    def peak_by_kind(self) -> Mapping[MemoryKind, int]: ...
+
     def open(self) -> None: ...
 
     def close(self) -> None: ...
 
-    def see(self, tensors: Iterable[Tensor]) -> None: ...
+    def recount(self, items: Iterable[Tensor | np.ndarray], kind: MemoryKind) -> None: ...
 
     def restart_peak(self) -> None: ...
 
 
-class _CpuCounter:
-    """Watch operators' results; a weak reference to each storage tells when it is freed."""
-
-    def __init__(self) -> None:
-        self._live = 0
-        self._peak = 0
-        # Storages may be freed by another thread (gloo's, holding the last reference for a moment)
-        # or in the middle of a count: their keys wait here until the counting thread looks.
-        self._freed: deque[int] = deque()
-        self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-        self._watch = _ResultWatch(self)
-
-    @property
-    def live(self) -> int:
-        self._subtract_freed()
-        return self._live
-
-    @property
-    def peak(self) -> int:
-        return self._peak
-
-    def open(self) -> None:
-        self._watch.__enter__()
-
-    def close(self) -> None:
-        self._watch.__exit__(None, None, None)
-        self._subtract_freed()
-        self._storages.clear()  # the weak references' callbacks go with them: numbers freeze
-        self._freed.clear()
-
-    def see(self, tensors: Iterable[Tensor]) -> None:
-        self._subtract_freed()  # before any look-up: a freed storage's id may be in use again
-        for tensor in tensors:
-            if tensor.device.type == "cpu" and tensor.layout == torch.strided:
-                self._see_storage(tensor.untyped_storage())
-        self._peak = max(self._peak, self._live)
-
-    def restart_peak(self) -> None:
-        self._peak = self.live
-
-    def _see_storage(self, storage: torch.UntypedStorage) -> None:
-        # torch keeps the Python object of a storage as long as the storage itself, so its id
-        # names the storage until its key is among the freed.
-        key, num_bytes = id(storage), storage.nbytes()
-        known = self._storages.get(key)
-        if known is None:
-            reference = weakref.ref(storage, lambda _: self._freed.append(key))
-            counted = 0
-        else:
-            reference, counted = known
-        if num_bytes != counted or known is None:  # new, or resized since
-            self._storages[key] = (reference, num_bytes)
-            self._live += num_bytes - counted
-
-    def _subtract_freed(self) -> None:
-        while self._freed:
-            self._live -= self._storages.pop(self._freed.popleft())[1]
-
-
 class _ResultWatch(TorchDispatchMode):
-    """Show every tensor that an operator returns to a counter."""
+    """Show every tensor that an operator returns to a ledger."""
 
-    def __init__(self, counter: _CpuCounter) -> None:
+    def __init__(self, ledger: MemoryLedger) -> None:
         super().__init__()
-        self._counter = counter
+        self._ledger = ledger
+        self.kind = MemoryKind.OTHER
+
+    def recount(self, kind: MemoryKind, items: tuple[Tensor | np.ndarray, ...]) -> None:
+        """Count existing tensors and arrays under `kind`; see `count_as`."""
+        self._ledger.recount(items, kind)
 
     def __torch_dispatch__(
         self,
@@ -170,16 +140,58 @@ class _ResultWatch(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._counter.see(_tensors_in(result))
+        self._ledger.see(_tensors_in(result), self.kind)
         return result
 
 
+class _CpuCounter:
+    """Watch operators' results; a weak reference to each storage tells when it is freed."""
+
+    def __init__(self) -> None:
+        self._ledger = MemoryLedger("cpu")
+        self._watch = _ResultWatch(self._ledger)
+
+    @property
+    def live(self) -> int:
+        return self._ledger.live
+
+    @property
+    def peak(self) -> int:
+        return self._ledger.peak
+
+    @property
+    def live_by_kind(self) -> Mapping[MemoryKind, int]:
+        return self._ledger.live_by_kind
+
+    @property
+    def peak_by_kind(self) -> Mapping[MemoryKind, int]:
+        return self._ledger.peak_by_kind
+
+    def open(self) -> None:
+        self._watch.__enter__()
+
+    def close(self) -> None:
+        self._watch.__exit__(None, None, None)
+        self._ledger.close()
+
+    def recount(self, items: Iterable[Tensor | np.ndarray], kind: MemoryKind) -> None:
+        self._ledger.recount(items, kind)
+
+    def restart_peak(self) -> None:
+        self._ledger.restart_peak()
+
+
 class _CudaCounter:
-    """Read the caching allocator's own counters; what they count needs no tracking."""
+    """Read the caching allocator's own counters; the watch only tells what the bytes are for.
+
+    What the allocator counts and no operator returned (scratch memory, rounding up) is `OTHER`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._final: tuple[int, int] | None = None
+        self._ledger = MemoryLedger("cuda")
+        self._watch = _ResultWatch(self._ledger)
 
     @property
     def live(self) -> int:
@@ -193,18 +205,36 @@ class _CudaCounter:
             return self._final[1]
         return torch.cuda.memory_stats(self._device).get("allocated_bytes.all.peak", 0)
 
+    @property
+    def live_by_kind(self) -> Mapping[MemoryKind, int]:
+        return _with_rest(self._ledger.live_by_kind, self.live)
+
+    @property
+    def peak_by_kind(self) -> Mapping[MemoryKind, int]:
+        return _with_rest(self._ledger.peak_by_kind, self.peak)
+
     def open(self) -> None:
         self._final = None
         self.restart_peak()
+        self._watch.__enter__()
 
     def close(self) -> None:
+        self._watch.__exit__(None, None, None)
         self._final = (self.live, self.peak)
+        self._ledger.close()
 
-    def see(self, tensors: Iterable[Tensor]) -> None:
-        return None
+    def recount(self, items: Iterable[Tensor | np.ndarray], kind: MemoryKind) -> None:
+        self._ledger.recount(items, kind)
 
     def restart_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._ledger.restart_peak()
+
+
+def _with_rest(by_kind: Mapping[MemoryKind, int], total: int) -> Mapping[MemoryKind, int]:
+    """The breakdown with `OTHER` made up to the total."""
+    rest = total - sum(by_kind.values())
+    return {**by_kind, MemoryKind.OTHER: by_kind[MemoryKind.OTHER] + rest}
 
 
 def _tensors_in(result: Any) -> Iterable[Tensor]:

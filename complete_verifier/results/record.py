@@ -49,6 +49,10 @@ class Memory:
 
     baseline_bytes: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
+    baseline_by_kind: tuple[Mapping[str, int], ...] = ()
+    """What `baseline_bytes` are spent on: weights, gathered_weights, a_matrices, alpha_beta, other."""
+    peak_by_kind: tuple[Mapping[str, int], ...] = ()
+    """The same of `peak_bytes`, at the moment of the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,5 +127,7 @@ def _plain(part: object) -> dict[str, Any]:
 def _json_value(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_json_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _json_value(item) for name, item in value.items()}
     # An int keeps its type; numpy's float64 is a float.
     return json_number(value) if isinstance(value, float) else value

@@ -61,4 +61,6 @@ def _value(value: Any) -> Any:
     """JSON's value as records hold it: tuples for arrays, and the numbers JSON lacks."""
     if isinstance(value, list):
         return tuple(_value(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _value(item) for name, item in value.items()}
     return float(value) if value in _NOT_IN_JSON else value

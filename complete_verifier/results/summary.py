@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from complete_verifier.results.record import Record
+from complete_verifier.results.record import Memory, Record
 from complete_verifier.results.verdict import Verdict
 
 _MEBIBYTE = 2**20
@@ -66,8 +66,23 @@ def _memory_lines(records: Sequence[Record]) -> Iterator[str]:
         return
     num_ranks = max(len(memory.peak_bytes) for memory in measured)
     for rank in range(num_ranks):
-        peak = max(memory.peak_bytes[rank] for memory in measured if rank < len(memory.peak_bytes))
-        yield f"Peak tensor memory, rank {rank}: {peak / _MEBIBYTE:.1f} MiB"
+        own = [memory for memory in measured if rank < len(memory.peak_bytes)]
+        highest = max(own, key=lambda memory: memory.peak_bytes[rank])
+        baseline = max((m.baseline_bytes[rank] for m in own if m.baseline_bytes), default=None)
+        yield (
+            f"Peak tensor memory, rank {rank}: {highest.peak_bytes[rank] / _MEBIBYTE:.1f} MiB"
+            f"{_kinds(highest, rank)}"
+            + ("" if baseline is None else f"; before bounds {baseline / _MEBIBYTE:.1f} MiB")
+        )
+
+
+def _kinds(memory: Memory, rank: int) -> str:
+    """What the peak was spent on, largest first; nothing where it is not known."""
+    if rank >= len(memory.peak_by_kind):
+        return ""
+    spent = sorted(memory.peak_by_kind[rank].items(), key=lambda item: -item[1])
+    parts = (f"{name.replace('_', ' ')} {size / _MEBIBYTE:.1f}" for name, size in spent if size)
+    return f" ({', '.join(parts)})"
 
 
 def _ignored_lines(records: Sequence[Record]) -> Iterator[str]:
