@@ -50,7 +50,7 @@ class Memory:
     baseline_bytes: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     baseline_by_kind: tuple[Mapping[str, int], ...] = ()
-    """What `baseline_bytes` are spent on: weights, gathered_weights, a_matrices, alpha_beta, other."""
+    """What `baseline_bytes` are spent on, by the names of `MemoryKind`."""
     peak_by_kind: tuple[Mapping[str, int], ...] = ()
     """The same of `peak_bytes`, at the moment of the peak."""
 
