@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as, counted_as
+
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -48,16 +50,19 @@ class ProjectedAdam:
         self._decay = decay
         self._scale = 1.0
         self._steps = 0
-        self._moments: dict[int, tuple[Tensor, ...]] = {
-            id(tensor): (torch.zeros_like(tensor), torch.zeros_like(tensor))
-            for group in groups
-            for tensor in group.tensors
-        }
+        with counted_as(MemoryKind.MULTIPLIERS):
+            self._moments: dict[int, tuple[Tensor, ...]] = {
+                id(tensor): (torch.zeros_like(tensor), torch.zeros_like(tensor))
+                for group in groups
+                for tensor in group.tensors
+            }
 
     def descend(self, loss: Tensor) -> None:
         """One step against the gradient of `loss`, which is released."""
         leaves = [tensor for group in self._groups for tensor in group.tensors]
-        torch.autograd.backward(loss, inputs=leaves)
+        with counted_as(MemoryKind.COEFFICIENTS):
+            torch.autograd.backward(loss, inputs=leaves)
+        count_as(MemoryKind.MULTIPLIERS, *(t.grad for t in leaves if t.grad is not None))
         self._steps += 1
         with torch.no_grad():
             for group in self._groups:
@@ -73,11 +78,12 @@ class ProjectedAdam:
     def select(self, groups: Sequence[ParameterGroup], index: Tensor, dim: int) -> None:
         """Go on with `groups`, whose tensors are the present ones at ``index`` along `dim`."""
         moments = {}
-        for old, new in zip(self._groups, groups, strict=True):
-            for before, after in zip(old.tensors, new.tensors, strict=True):
-                moments[id(after)] = tuple(
-                    moment.index_select(dim, index) for moment in self._moments[id(before)]
-                )
+        with counted_as(MemoryKind.MULTIPLIERS):
+            for old, new in zip(self._groups, groups, strict=True):
+                for before, after in zip(old.tensors, new.tensors, strict=True):
+                    moments[id(after)] = tuple(
+                        moment.index_select(dim, index) for moment in self._moments[id(before)]
+                    )
         self._groups, self._moments = groups, moments
 
     def _step(self, moved: list[tuple[Tensor, Tensor]], rate: float) -> None:

@@ -30,6 +30,7 @@ from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
 from auto_LiRPA_patches.engine.schedule import elements_to_bound, scatter, sides
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 OpenRows = Callable[[Tensor], Tensor]
 """Tells for lower bounds ``[S, B]`` which rows are still worth improving, ``[S, B]`` bool."""
@@ -164,8 +165,9 @@ class _Optimization:
         self.out_of_time = bound_options.out_of_time
         self.features = dict(start.features)
         self.reference = {node: start.bounds[node].detach() for node in self.graph.bounded}
-        self.blocks = self._blocks(start, bound_options)
-        self.spec = _row_block(start, self.graph.output, rows, None, bound_options)
+        with counted_as(MemoryKind.MULTIPLIERS):
+            self.blocks = self._blocks(start, bound_options)
+            self.spec = _row_block(start, self.graph.output, rows, None, bound_options)
         leaves = [
             alpha
             for block in (*self.blocks.values(), self.spec)
@@ -180,10 +182,11 @@ class _Optimization:
         self.best = torch.full(
             shape, -torch.inf, dtype=self.box.lower.dtype, device=self.box.lower.device
         )
-        self.best_alphas = [
-            {index: alpha.detach().clone() for index, alpha in chunk.items()}
-            for chunk in self.spec.alphas
-        ]
+        with counted_as(MemoryKind.MULTIPLIERS):
+            self.best_alphas = [
+                {index: alpha.detach().clone() for index, alpha in chunk.items()}
+                for chunk in self.spec.alphas
+            ]
         self.loss: Tensor | None = None
         self.finished = False
 

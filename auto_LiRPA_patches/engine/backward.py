@@ -17,6 +17,7 @@ from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.rows import Rows
 from auto_LiRPA_patches.operators.base import sum_bias
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 LinesAt = Callable[[int], Any]
 Observe = Callable[[int, Tensor], None]
@@ -44,14 +45,15 @@ def lower_bounds(
     Returns:
         ``[S, B]``, differentiable in the relaxations.
     """
-    coeffs, bias = input_form(graph, box, node, rows, lines_at, observe)
-    if coeffs is None:
-        if bias is None:
-            shape = (rows.count, box.lower.shape[0])
-            return torch.zeros(shape, dtype=box.lower.dtype, device=box.lower.device)
-        return overflow_to_nan(bias)
-    value = concretize(coeffs.flatten(2), box)
-    return overflow_to_nan(value if bias is None else value + bias)
+    with counted_as(MemoryKind.COEFFICIENTS):
+        coeffs, bias = input_form(graph, box, node, rows, lines_at, observe)
+        if coeffs is None:
+            if bias is None:
+                shape = (rows.count, box.lower.shape[0])
+                return torch.zeros(shape, dtype=box.lower.dtype, device=box.lower.device)
+            return overflow_to_nan(bias)
+        value = concretize(coeffs.flatten(2), box)
+        return overflow_to_nan(value if bias is None else value + bias)
 
 
 def input_form(

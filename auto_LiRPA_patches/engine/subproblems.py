@@ -26,6 +26,7 @@ from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.lines import Lines
 from auto_LiRPA_patches.operators.relu import Relu
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,8 @@ def optimize_subproblems(
         if bool((cuts.signs != 0).any()):
             fresh = cuts.signs.new_zeros(2, batch.rows.shape[0], *cuts.signs.shape[1:])
             betas[index] = batch.betas.get(index, fresh).clone()
-    alphas = {index: alpha.clone() for index, alpha in batch.alphas.items()}
+    with counted_as(MemoryKind.MULTIPLIERS):
+        alphas = {index: alpha.clone() for index, alpha in batch.alphas.items()}
     batch = replace(batch, alphas=alphas, betas=betas)
     if options.iterations == 0:
         with torch.no_grad():
@@ -258,8 +260,9 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
         chosen = chosen.clone() if index is None else chosen.index_select(-2, index)
         return chosen.requires_grad_(True)
 
-    alphas = {key: leaf(alpha) for key, alpha in batch.alphas.items()}
-    betas = {key: leaf(beta) for key, beta in batch.betas.items()}
+    with counted_as(MemoryKind.MULTIPLIERS):
+        alphas = {key: leaf(alpha) for key, alpha in batch.alphas.items()}
+        betas = {key: leaf(beta) for key, beta in batch.betas.items()}
     if index is None:
         return replace(batch, alphas=alphas, betas=betas)
     shared = batch.box.lower.shape[0] == 1

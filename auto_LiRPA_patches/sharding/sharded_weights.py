@@ -40,6 +40,7 @@ from auto_LiRPA_patches.errors import RanksDisagreeError
 from auto_LiRPA_patches.sharding.collectives import Communicator, PendingGather
 from auto_LiRPA_patches.sharding.gather_order import GatherOrder
 from auto_LiRPA_patches.sharding.gather_packet import Header, Packet, fits
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as
 from auto_LiRPA_patches.sharding.weights import (
     ParameterShare,
     WeightHandle,
@@ -181,6 +182,7 @@ class ShardedWeights(WeightSource):
         part = in_memory_order(tensor)[rank * length : (rank + 1) * length]
         padded = torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
         padded[: part.numel()] = part
+        count_as(MemoryKind.WEIGHTS, padded)
         return padded
 
     def _assemble(self, handle: WeightHandle) -> Tensor:
@@ -195,7 +197,7 @@ class ShardedWeights(WeightSource):
         is_fetched = ticket is not None and (fits(part) or ticket.slices is not None)
         if ticket is None or not is_fetched:
             # Memory first: a rank that finds none has not yet made any other rank wait for it.
-            buffer = None if fits(part) else self._communicator.gather_buffer(part)
+            buffer = None if fits(part) else self._whole(part)
             said = self._announce(handle, handle if ticket is None else None)
             ticket = ticket or said
             self._check_packets()
@@ -206,6 +208,12 @@ class ShardedWeights(WeightSource):
         self._uses[handle.index] += 1
         self._past = (self._past * 1_000_003 + handle.index + 1) % _PAST_MODULUS
         return flat.view(part.dtype)
+
+    def _whole(self, part: Tensor) -> Tensor:
+        """Room for all ranks' slices, ``[R, c]``."""
+        buffer = self._communicator.gather_buffer(part)
+        count_as(MemoryKind.GATHERED, buffer)
+        return buffer
 
     def _take_ticket(self, handle: WeightHandle) -> _Ticket | None:
         """The ticket of `handle`, if it was guessed; those expected before it are dropped."""
@@ -248,7 +256,7 @@ class ShardedWeights(WeightSource):
             part = self._slices[ticket.handle.index]
             if not fits(part):
                 if ticket.slices is None:
-                    into = self._communicator.gather_buffer(part)
+                    into = self._whole(part)
                     ticket.slices = self._communicator.start_all_gather(part, into)
                 break
 
