@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as
 from auto_LiRPA_patches.sharding.weights import (
     ParameterShare,
     WeightHandle,
@@ -52,6 +53,7 @@ class OneRankWeights(WeightSource):
     def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
         dense = dense_strides(tensor) == tensor.stride()
         self._tensors.append(tensor if dense else tensor.contiguous())
+        count_as(MemoryKind.WEIGHTS, self._tensors[-1])
 
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:
         kept = self._tensors[handle.index]
