@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import torch
 
 from auto_LiRPA_patches.engine.upstream_node import BuildOptions
+from complete_verifier.model.errors import ModelError
 from complete_verifier.model.network import Network, load_network
+from complete_verifier.model.onnx_file import existing_file
 from complete_verifier.session import Session
+from complete_verifier.turns import Turns
 
 
 class NetworkCache:
@@ -16,15 +20,17 @@ class NetworkCache:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._turns = Turns.on_each_host(session.ranks.world, session.launch)
         self._path: Path | None = None
         self._network: Network | None = None
 
     def network(self, onnx: Path) -> Network:
-        """The network of the file `onnx`, loaded unless it is the one held.
+        """The network of the file `onnx`, loaded unless it is the one held. A collective.
 
         Raises:
             ModelError: the file cannot be loaded as what it says.
             UnsupportedOperatorError: an operator cannot be bounded.
+            RanksDisagreeError: the ranks read files of different content.
         """
         if self._network is None or self._path != onnx:
             self.forget()
@@ -33,7 +39,9 @@ class NetworkCache:
         return self._network
 
     def forget(self) -> None:
-        """Let go of the network held."""
+        """Let go of the network held, and of what was fetched ahead for it."""
+        if self._network is not None:
+            self._network.graph.weights.settle()
         self._path = self._network = None
 
     def _load(self, onnx: Path) -> Network:
@@ -43,5 +51,27 @@ class NetworkCache:
             device=self._session.device,
             relu_lower_slope=config.solver.crown.activation_bound_option,
         )
-        shape = config.model.input_shape
-        return load_network(onnx, self._session.weights(), shape, build=build)
+        self._session.ranks.world.agree_same(f"the content of {onnx.name}", self._content(onnx))
+        return load_network(
+            onnx,
+            self._session.weights(),
+            config.model.input_shape,
+            build=build,
+            in_turn=lambda work: self._turns.take(f"loading {onnx.name}", work),
+        )
+
+    def _content(self, onnx: Path) -> str:
+        """A hash of the file's bytes; nothing to compare with one rank.
+
+        Weights in files beside it are compared as they are cut into slices.
+        """
+        if self._session.ranks.world.size == 1:
+            return ""
+        try:
+            digest = hashlib.sha256()
+            with existing_file(onnx).open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+            return f"SHA-256 {digest.hexdigest()}"
+        except (OSError, ModelError) as error:
+            return f"unreadable: {error}"

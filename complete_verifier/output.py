@@ -89,12 +89,6 @@ class Output:
                 "CSV file. Set bab.override_timeout to replace them.",
                 origin,
             )
-        if mesh.world_size > 1 and not parallel.fsdp:
-            logger.warning(
-                "%d ranks were started but nothing is spread over them: every rank does the same "
-                "work. Set parallel.fsdp to share the weights.",
-                mesh.world_size,
-            )
 
     @contextmanager
     def in_progress(self, query: Query) -> Iterator[None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 def run_queries(session: Session) -> int:
     """Verify every instance of the config; returns the exit code, 1 if a file was not written."""
     asked = queries(session.config, session.loaded.paths)
+    session.ranks.world.agree_same("the list of instances", _list_digest(asked))
     given_up = read_given_up(session.loaded.given_up)
     earlier = earlier_results(session, asked)
     output = Output(session, len(asked), earlier)
@@ -130,7 +133,9 @@ class _Runner:
             self._session, network, specification, self._effort, clock, progress.report
         )
         weights = network.graph.weights
+        weights.settle()
         outcome, memory = self._measured(run, weights)
+        weights.settle()
         parallel = replace(self._parallel, parameters=self._parameters(weights))
         return Finished(
             replace(
@@ -184,6 +189,12 @@ class _Runner:
         return Parameters(
             full_bytes=weights.full_bytes, bytes_per_rank=tuple(value for (value,) in held)
         )
+
+
+def _list_digest(asked: Sequence[Query]) -> str:
+    """Names rather than paths: hosts may keep the same files in different places."""
+    lines = (f"{q.index} {q.onnx.name} {q.vnnlib.name} {q.timeout_seconds!r}\n" for q in asked)
+    return f"SHA-256 {hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
 def _bounds(outcome: Outcome) -> Bounds:

@@ -15,7 +15,14 @@ from auto_LiRPA_patches.sharding.mesh import Mesh
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from auto_LiRPA_patches.sharding.weights import WeightSource
-from complete_verifier.config import Config, Facts, LoadedConfig, Resolved, resolve
+from complete_verifier.config import (
+    Config,
+    ConfigError,
+    Facts,
+    LoadedConfig,
+    Resolved,
+    resolve,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +55,7 @@ class Session:
     def weights(self) -> WeightSource:
         """An empty store for one network's parameters: sharded over the data axis under fsdp."""
         if self.config.parallel.fsdp:
-            return ShardedWeights(self.ranks.data)
+            return ShardedWeights(self.ranks.data, prefetch=self.config.parallel.fsdp_prefetch)
         return OneRankWeights()
 
 
@@ -56,16 +63,16 @@ def open_session(loaded: LoadedConfig, launch: Launch) -> Session:
     """Join the other ranks, apply the patches, and settle every `auto`.
 
     Raises:
-        ConfigError: the config asks for ranks or a device that are not there.
+        ConfigError: the config asks for ranks or a device that are not there, or leaves ranks
+            without a share of the work.
         PatchError: auto_LiRPA is missing or not the version the patches are written for.
-        RankMismatchError: the ranks disagree about the config or the patches.
+        RanksDisagreeError: the ranks disagree about the config, the patches, or what decides the
+            bits of their results.
     """
     facts = Facts(cuda_available=torch.cuda.is_available(), num_ranks=launch.world_size)
     config, resolved = resolve(loaded.config, facts, loaded.origins)
-    device = torch.device("cpu")
-    if config.general.device == "cuda":
-        device = torch.device("cuda", launch.local_rank)
-        torch.cuda.set_device(device)
+    _check_share(config, launch)
+    device = _device(config, launch)
     _make_repeatable(config)
     registry.apply()
     if launch.rank == 0:
@@ -73,11 +80,49 @@ def open_session(loaded: LoadedConfig, launch: Launch) -> Session:
     mesh = Mesh(launch.world_size, int(config.parallel.tp), launch.rank)
     backend = config.parallel.backend
     ranks = start(mesh, backend, config.parallel.timeout)
-    ranks.world.agree_same("the configuration", loaded.hash)
-    ranks.world.agree_same("the patches of auto_LiRPA", ",".join(sorted(registry.applied())))
-    ranks.world.agree_same("the version of torch", torch.__version__)
-    ranks.world.agree_same("the version of Python", sys.version)
+    for what, value in _common_ground(loaded, device):
+        ranks.world.agree_same(what, value)
     return Session(config, loaded, resolved, ranks, launch, device)
+
+
+def _check_share(config: Config, launch: Launch) -> None:
+    """Refuse ranks that would all do the same work."""
+    if launch.world_size > 1 and not config.parallel.fsdp:
+        raise ConfigError(
+            f"parallel: {launch.world_size} ranks were started, but nothing is spread over them. "
+            "Set parallel.fsdp (--fsdp) to share the weights, or start one process."
+        )
+
+
+def _device(config: Config, launch: Launch) -> torch.device:
+    """Where this rank computes: an accelerator of its own, or the CPU."""
+    if config.general.device != "cuda":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if launch.local_world_size > count:
+        raise ConfigError(
+            f"general.device: expected a CUDA device for each of the {launch.local_world_size} "
+            f"ranks on this host, got {count}. Start fewer ranks per host, or use --device cpu."
+        )
+    device = torch.device("cuda", launch.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _common_ground(loaded: LoadedConfig, device: torch.device) -> tuple[tuple[str, str], ...]:
+    """What has to be equal on all ranks; the last few decide the bits of every product."""
+    return (
+        ("the configuration", loaded.hash),
+        ("the patches of auto_LiRPA", ",".join(sorted(registry.applied()))),
+        ("the version of torch", torch.__version__),
+        ("the version of Python", sys.version),
+        ("the number of threads (OMP_NUM_THREADS)", str(torch.get_num_threads())),
+        ("the instruction set of the CPU", torch.backends.cpu.get_cpu_capability()),
+        (
+            "the device",
+            torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        ),
+    )
 
 
 def _make_repeatable(config: Config) -> None:

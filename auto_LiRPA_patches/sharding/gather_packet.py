@@ -7,7 +7,7 @@ Layout (bytes, on every rank): 64 of header, 8 192 of payload::
     16  uses       how often it was before
     24  past       hash of everything asked for before
     32  announced  weight this message is about, -1 = none
-    40  digest     hash of all registered names, shapes, dtypes and strides
+    40  digest     hash of all registered names, shapes, dtypes, strides and values
     64  payload    this rank's slice of the announced weight, where it fits
 
 The size never varies, so ranks that fall out of step still exchange whole messages and learn of

@@ -28,6 +28,7 @@ a wrong guess, or a rank that strays, harmless:
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ from auto_LiRPA_patches.sharding.weights import (
     same_bits,
 )
 
+_CONTENT_HEX_DIGITS = 16
 _DIGEST_HEX_DIGITS = 15  # 60 bits, so that it fits a signed 64-bit integer
 _PAST_MODULUS = (1 << 61) - 1
 _PACKETS_AHEAD = 3
@@ -149,7 +151,7 @@ class ShardedWeights(WeightSource):
         return tuple(self._slices)
 
     def check_agreement(self) -> None:
-        """Check that all ranks registered the same names, shapes and dtypes in the same order.
+        """Check that all ranks registered the same names, shapes and values in the same order.
 
         Raises:
             RanksDisagreeError: on every rank, naming the first difference.
@@ -171,6 +173,13 @@ class ShardedWeights(WeightSource):
         self._slices.append(self._cut(tensor))
         self._strides.append(dense_strides(tensor))
         self._uses.append(0)
+
+    def _content(self, tensor: Tensor) -> str:
+        """Slices of two trainings of one network fit together, and prove nothing about either."""
+        if self._communicator.size == 1:
+            return ""
+        elements = in_memory_order(tensor).cpu().contiguous().view(torch.uint8)
+        return f" sha256 {hashlib.sha256(elements.numpy().data).hexdigest()[:_CONTENT_HEX_DIGITS]}"
 
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:
         return same_bits(self._slices[handle.index], self._cut(tensor))

@@ -89,6 +89,7 @@ class WeightSource(ABC):
         self._places[place] = (weakref.ref(tensor.untyped_storage()), handle)
         # Strides belong to it: slices of two layouts of one matrix do not fit together.
         signature = f"{name} {list(tensor.shape)} {tensor.dtype} {list(dense_strides(tensor))}"
+        signature += self._content(tensor)
         self._signatures.append(signature)
         self._digest = hashlib.sha256((self._digest + signature).encode()).hexdigest()
         return handle
@@ -149,7 +150,7 @@ class WeightSource(ABC):
 
     @property
     def digest(self) -> str:
-        """Hex hash of all names, shapes, dtypes and strides in order; equal on ranks that agree."""
+        """Hex hash of all signatures in order; equal on ranks that registered the same."""
         return self._digest
 
     def check_agreement(self) -> None:  # noqa: B027  nothing to agree on where nothing is shared
@@ -172,6 +173,10 @@ class WeightSource(ABC):
     @abstractmethod
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:
         """Return whether what was stored for `handle` still equals this rank's part of `tensor`."""
+
+    def _content(self, tensor: Tensor) -> str:
+        """What to add to the signature of `tensor` so that ranks can compare its values."""
+        return ""
 
     def _check_mine(self, handle: WeightHandle) -> None:
         known = self._handles[handle.index] if handle.index < len(self._handles) else None

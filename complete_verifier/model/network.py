@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,12 +48,17 @@ class Network:
         return self.graph.forward(x.reshape(x.shape[0], *self.input_shape)).flatten(1)
 
 
+def _at_once(work: Callable[[], Network]) -> Network:
+    return work()
+
+
 def load_network(
     onnx_path: Path | str,
     weights: WeightSource,
     input_shape: Sequence[int] | None = None,
     check: bool = True,
     build: BuildOptions | None = None,
+    in_turn: Callable[[Callable[[], Network]], Network] = _at_once,
 ) -> Network:
     """Read an ONNX file, build its graph with its weights in `weights`, and check the result.
 
@@ -63,25 +68,41 @@ def load_network(
         input_shape: `model.input_shape` of the config, e.g. [-1, 3, 32, 32].
         check: Compare with onnxruntime on random inputs.
         build: Precision, device and lower slopes of the graph; None is float32 on the CPU.
+        in_turn: When to do the part that takes memory for more than one copy of the weights; it
+            involves no other rank.
 
     Raises:
         ModelError: the file cannot be loaded as what it says.
         UnsupportedOperatorError: an operator cannot be bounded; names it and its node.
         RankMismatchError: the ranks read different files.
     """
+    from complete_verifier.model.agreement import check_agreement
+    from complete_verifier.model.onnx_session import OnnxSession
+
+    network = in_turn(lambda: _read_network(onnx_path, weights, input_shape, build))
+    weights.check_agreement()
+    if check and network.onnx_path is not None:
+        session = OnnxSession(network.onnx_path, network.onnx_input_shape)
+        check_agreement(network.forward, session, str(network.onnx_path))
+    return network
+
+
+def _read_network(
+    onnx_path: Path | str,
+    weights: WeightSource,
+    input_shape: Sequence[int] | None,
+    build: BuildOptions | None,
+) -> Network:
     from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
     from auto_LiRPA_patches.engine.build import build_graph
-    from complete_verifier.model.agreement import check_agreement
     from complete_verifier.model.normalise import normalise
-    from complete_verifier.model.onnx_session import OnnxSession
     from complete_verifier.model.onnx_torch import to_torch
 
     file = read_onnx(onnx_path, input_shape)
     example = torch.zeros(1, *file.input.sample_shape)
     module = to_torch(normalise(file), example, str(file.path))
     graph = build_graph(build_bounded_module(module, example), weights, build)
-    weights.check_agreement()
-    network = Network(
+    return Network(
         graph=graph,
         input_shape=file.input.sample_shape,
         num_inputs=file.input.num_elements,
@@ -89,7 +110,3 @@ def load_network(
         onnx_path=file.path,
         onnx_input_shape=file.input.shape,
     )
-    if check:
-        session = OnnxSession(file.path, file.input.shape)
-        check_agreement(network.forward, session, str(file.path))
-    return network
