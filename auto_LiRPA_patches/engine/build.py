@@ -49,8 +49,13 @@ def build_graph(
         sources = tuple(
             position[source.name] for source in node.operands if source.depends_on_input
         )
-        position[node.name] = len(nodes)
-        nodes.append(Node(node.name, translate(node), sources, node.shape))
+        values = list(sources)
+        for step in translate(node):
+            inputs_of_step = tuple(values[source] for source in step.sources)
+            values.append(len(nodes))
+            operator = step.operator
+            nodes.append(Node(operator.name, operator, inputs_of_step, operator.output_shape))
+        position[node.name] = values[-1]
     output = position.get(bounded_module.final_name)
     if output is None:
         raise UnsupportedOperatorError("the network's output does not depend on its input.")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
-from auto_LiRPA_patches.operators.activation import Activation, Relaxation
-from auto_LiRPA_patches.operators.arithmetic import Product
+from auto_LiRPA_patches.operators.activation import Activation
+from auto_LiRPA_patches.operators.bilinear import Bilinear
 from auto_LiRPA_patches.operators.interval import Interval
 
 
@@ -42,9 +42,10 @@ class Relaxations:
         """Interval image of `node` from the bounds known below it; remembered on the way."""
         if 0 not in self.bounds:
             self.bounds[0] = self.box
-        for index in range(1, node + 1):
-            if index in self.bounds:
-                continue
+        missing = [index for index in range(1, node + 1) if index not in self.bounds]
+        if missing:
+            self.graph.weights.expect(self.graph.handles(missing))
+        for index in missing:
             entry = self.graph.nodes[index]
             if entry.operator is None:
                 raise ValueError(f"{entry.name}: a second input")
@@ -62,15 +63,15 @@ class Relaxations:
         """The relaxation of node `index` for rows that use `alphas` (None = CROWN's own lines)."""
         relaxation = self.relaxation(index)
         operator = self.graph.nodes[index].operator
-        if isinstance(operator, Activation):
+        if isinstance(operator, Activation | Bilinear):
             alpha = None if alphas is None else alphas.get(index)
             return operator.lines(relaxation, alpha)
         return relaxation
 
-    def activation(self, index: int) -> tuple[Activation, Relaxation] | None:
-        """The activation at node `index` with its relaxation; None where α has no part."""
+    def activation(self, index: int) -> tuple[Activation | Bilinear, Any] | None:
+        """The operator at node `index` with its relaxation; None where α has no part."""
         operator = self.graph.nodes[index].operator
-        if not isinstance(operator, Activation):
+        if not isinstance(operator, Activation | Bilinear):
             return None
         return operator, self.relaxation(index)
 
@@ -83,8 +84,8 @@ class Relaxations:
                 self.relaxed[index] = node.operator.relax(
                     sources[0].flatten(), self.features.get(index)
                 )
-            elif isinstance(node.operator, Product):
-                self.relaxed[index] = node.operator.relax(*sources)
+            elif isinstance(node.operator, Bilinear):
+                self.relaxed[index] = node.operator.relax(sources[0], sources[1])
             else:
                 raise TypeError(f"{node.name}: no relaxation is known for this operator")
         return self.relaxed[index]

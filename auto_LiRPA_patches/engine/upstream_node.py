@@ -58,6 +58,11 @@ class UpstreamNode:
         return dict(self.bound.attr)
 
     @property
+    def output_index(self) -> int:
+        """Which of the operator's results this node is (Split has several)."""
+        return int(self.bound.output_index)
+
+    @property
     def operands(self) -> list[UpstreamNode]:
         """All operands, constant ones included, in ONNX order."""
         return [UpstreamNode(source, self.weights, self.build) for source in self.bound.inputs]

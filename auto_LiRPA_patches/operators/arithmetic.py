@@ -1,11 +1,10 @@
-"""Sums and products of perturbed values."""
+"""Sums of perturbed values, and how values of different shapes meet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.operators.base import Operator, Shape
@@ -33,7 +32,7 @@ class Sum(Operator):
     def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
         total = None
         for sign, value, shape in zip(self.signs, inputs, self.input_shapes, strict=True):
-            term = _align(value, shape, self.output_shape)
+            term = align(value, shape, self.output_shape)
             term = term if sign == 1.0 else term * sign
             total = term if total is None else total + term
         if total is None:
@@ -59,70 +58,7 @@ class Sum(Operator):
         return tuple(below), None
 
 
-@dataclass(frozen=True)
-class ProductPlanes:
-    """McCormick planes of ``x * y`` over a box; each field ``[B, *output_shape]``.
-
-    Claim, for all (x, y) in the box:
-    ``low_x x + low_y y + low_c <= x y <= up_x x + up_y y + up_c``.
-    """
-
-    low_x: Tensor
-    low_y: Tensor
-    low_c: Tensor
-    up_x: Tensor
-    up_y: Tensor
-    up_c: Tensor
-
-
-@dataclass(frozen=True)
-class Product(Operator):
-    """Elementwise product of two perturbed values, relaxed by McCormick's planes.
-
-    Reference: G. P. McCormick, Computability of global solutions to factorable nonconvex
-    programs, Math. Programming 10 (1976), section 2.
-    """
-
-    @property
-    def needs_bounds(self) -> bool:
-        return True
-
-    def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
-        x, y = self._aligned(*inputs)
-        return x * y
-
-    def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
-        x_low, y_low = self._aligned(inputs[0].lower, inputs[1].lower)
-        x_up, y_up = self._aligned(inputs[0].upper, inputs[1].upper)
-        corners = torch.stack([x_low * y_low, x_low * y_up, x_up * y_low, x_up * y_up])
-        return Interval(corners.amin(0), corners.amax(0))
-
-    def relax(self, x: Interval, y: Interval) -> ProductPlanes:
-        """Planes that touch x*y in the lower left and lower right corner of the box."""
-        x_low, y_low = self._aligned(x.lower, y.lower)
-        x_up, y_up = self._aligned(x.upper, y.upper)
-        return ProductPlanes(y_low, x_low, -x_low * y_low, y_up, x_low, -x_low * y_up)
-
-    def backward(
-        self, weights: WeightSource, coeffs: Tensor, lines: Any | None
-    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        if not isinstance(lines, ProductPlanes):
-            raise TypeError(f"{self.name}: a product needs the planes of its inputs' bounds")
-        positive, negative = coeffs.clamp(min=0), coeffs.clamp(max=0)
-        toward_x = positive * lines.low_x + negative * lines.up_x
-        toward_y = positive * lines.low_y + negative * lines.up_y
-        bias = (positive * lines.low_c + negative * lines.up_c).flatten(2).sum(-1)
-        x_shape, y_shape = self.input_shapes
-        return (sum_to_shape(toward_x, x_shape), sum_to_shape(toward_y, y_shape)), bias
-
-    def _aligned(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return (
-            _align(x, self.input_shapes[0], self.output_shape),
-            _align(y, self.input_shapes[1], self.output_shape),
-        )
-
-
-def _align(value: Tensor, shape: Shape, target: Shape) -> Tensor:
+def align(value: Tensor, shape: Shape, target: Shape) -> Tensor:
     """``[B, *shape]`` broadcast to ``[B, *target]``; leading axes of `target` come after B."""
     if shape == target:
         return value

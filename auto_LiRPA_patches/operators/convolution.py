@@ -1,4 +1,4 @@
-"""Convolutions in one and two dimensions (ONNX Conv)."""
+"""Convolutions in one and two dimensions (ONNX Conv, ConvTranspose, BatchNormalization)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from auto_LiRPA_patches.operators.base import AffineOperator
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
+
 
 # Up to so many channels, phases included, oneDNN's strided adjoint is slower than a convolution of
 # stride 1 (measured on one AVX2 thread, 128 rows: 8 -> 3 channels, 4 x 4, stride 2: 13.1 ms against
@@ -62,6 +63,8 @@ class Conv(AffineOperator):
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         kernel = weights.gather(self.weight)
+        if self._cuts_patches(kernel):
+            return self._patches_back(kernel, rows)
         if self._strided and kernel[0, 0].numel() == 1 and not any(self.padding):
             return self._spread(kernel, rows)
         if self._strided and kernel.shape[1] * prod(self.stride) <= _FEW_CHANNELS:
@@ -82,6 +85,29 @@ class Conv(AffineOperator):
         if self.bias is None:
             return None
         return weights.gather(self.bias).view(-1, *(1 for _ in self.stride))
+
+    def _cuts_patches(self, kernel: Tensor) -> bool:
+        """Whether every input cell is read once: patches side by side, as vision transformers do."""
+        return (
+            self.stride == tuple(kernel.shape[2:])
+            and len(self.stride) == 2
+            and self.groups == 1
+            and not any(self.padding)
+            and set(self.dilation) == {1}
+            and all(
+                cells == patches * size
+                for cells, patches, size in zip(
+                    self.input_shapes[0][1:], self.output_shape[1:], self.stride, strict=True
+                )
+            )
+        )
+
+    def _patches_back(self, kernel: Tensor, rows: Tensor) -> Tensor:
+        """The adjoint as one matrix product; a transposed convolution takes eight times as long."""
+        count, (high, wide) = rows.shape[0], self.output_shape[1:]
+        flat = rows.permute(0, 2, 3, 1).reshape(-1, rows.shape[1]) @ kernel.flatten(1)
+        patches = flat.view(count, high, wide, *kernel.shape[1:])
+        return patches.permute(0, 3, 1, 4, 2, 5).reshape(count, *self.input_shapes[0])
 
     @property
     def _strided(self) -> bool:
@@ -150,6 +176,55 @@ class Conv(AffineOperator):
             )
             padding.append(self.input_shapes[0][1 + axis] - reached)
         return padding
+
+
+@dataclass(frozen=True)
+class ConvTranspose(AffineOperator):
+    """The adjoint of a convolution as a layer (ONNX ConvTranspose), with symmetric cropping.
+
+    Shapes: input ``[K, *space]``, output ``[C, *space]``, W ``[K, C / groups, *kernel]``; one or
+    two spatial axes.
+    """
+
+    weight: WeightHandle
+    bias: WeightHandle | None
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
+        kernel = weights.gather(self.weight)
+        if absolute:
+            kernel = kernel.abs()
+        transpose = F.conv_transpose1d if len(self.stride) == 1 else F.conv_transpose2d
+        return transpose(
+            rows,
+            kernel,
+            None,
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.groups,
+            self.dilation,
+        )
+
+    def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
+        kernel = weights.gather(self.weight)
+        convolve = F.conv1d if len(self.stride) == 1 else F.conv2d
+        below = convolve(
+            rows, kernel, None, self.stride, self.padding, self.dilation, self.groups
+        )
+        # Output padding lets the convolution fit once more where no input cell is.
+        for axis, size in enumerate(self.input_shapes[0][1:]):
+            below = below.narrow(axis + 2, 0, size)
+        return below
+
+    def offset(self, weights: WeightSource) -> Tensor | None:
+        if self.bias is None:
+            return None
+        return weights.gather(self.bias).view(-1, *(1 for _ in self.stride))
 
 
 @dataclass(frozen=True)

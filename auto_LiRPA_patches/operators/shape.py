@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.operators.base import Operator
+from auto_LiRPA_patches.operators.arithmetic import align, sum_to_shape
+from auto_LiRPA_patches.operators.base import Operator, sum_bias
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.sharding.weights import WeightSource
+from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
 
 @dataclass(frozen=True)
@@ -85,37 +86,91 @@ class Select(Movement):
     index: tuple[int, ...]
     drop_axis: bool = False
 
+    @property
+    def _is_range(self) -> bool:
+        """Neighbours in ascending order: a view, where picking by index copies slowly."""
+        return self.index == tuple(range(self.index[0], self.index[0] + len(self.index)))
+
     def move(self, rows: Tensor) -> Tensor:
-        index = torch.tensor(self.index, device=rows.device)
-        picked = rows.index_select(self.axis + 1, index)
-        return picked.squeeze(self.axis + 1) if self.drop_axis else picked
+        axis = self.axis + 1
+        if self._is_range:
+            picked = rows.narrow(axis, self.index[0], len(self.index))
+        else:
+            picked = rows.index_select(axis, torch.tensor(self.index, device=rows.device))
+        return picked.squeeze(axis) if self.drop_axis else picked
 
     def move_back(self, rows: Tensor) -> Tensor:
+        axis = self.axis + 1
         if self.drop_axis:
-            rows = rows.unsqueeze(self.axis + 1)
-        index = torch.tensor(self.index, device=rows.device)
+            rows = rows.unsqueeze(axis)
+        if self._is_range:
+            behind = rows.dim() - 1 - axis
+            after = self.input_shapes[0][self.axis] - self.index[0] - len(self.index)
+            return torch.nn.functional.pad(rows, [0, 0] * behind + [self.index[0], after])
         full = rows.new_zeros(rows.shape[0], *self.input_shapes[0])
-        return full.index_add(self.axis + 1, index, rows)
+        return full.index_add(axis, torch.tensor(self.index, device=rows.device), rows)
+
+
+@dataclass(frozen=True)
+class Broadcast(Movement):
+    """Expand: axes of size 1 are repeated, and new ones put in front."""
+
+    def move(self, rows: Tensor) -> Tensor:
+        return align(rows, self.input_shapes[0], self.output_shape)
+
+    def move_back(self, rows: Tensor) -> Tensor:
+        return sum_to_shape(rows.unsqueeze(0), self.input_shapes[0]).squeeze(0)
 
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """Concatenation of perturbed inputs along one axis (counted without the batch)."""
+    """Concatenation along one axis of perturbed inputs and constants.
+
+    Attributes:
+        axis: counted without the batch.
+        constants: per operand in their order a constant ``[1, *shape]``, None for a perturbed
+            input; empty when there are no constants.
+    """
 
     axis: int
+    constants: tuple[WeightHandle | None, ...] = ()
 
     def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
-        return torch.cat(inputs, dim=self.axis + 1)
+        return torch.cat(self._parts(weights, list(inputs)), dim=self.axis + 1)
 
     def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
-        lower = torch.cat([box.lower for box in inputs], dim=self.axis + 1)
-        return Interval(lower, torch.cat([box.upper for box in inputs], dim=self.axis + 1))
+        lower = self.forward(weights, *(box.lower for box in inputs))
+        return Interval(lower, self.forward(weights, *(box.upper for box in inputs)))
 
     def backward(
         self, weights: WeightSource, coeffs: Tensor, lines: Any | None
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        sizes = [shape[self.axis] for shape in self.input_shapes]
-        return coeffs.split(sizes, dim=self.axis + 2), None
+        shapes = list(self.input_shapes)
+        handles = self.constants or (None,) * len(shapes)
+        sizes = [
+            handle.shape[self.axis + 1] if handle is not None else shapes.pop(0)[self.axis]
+            for handle in handles
+        ]
+        below: list[Tensor] = []
+        biases: list[Tensor | None] = []
+        for handle, part in zip(handles, coeffs.split(sizes, dim=self.axis + 2), strict=True):
+            if handle is None:
+                below.append(part)
+            else:
+                biases.append((part * weights.gather(handle)).flatten(2).sum(-1))
+        return tuple(below), sum_bias(biases)
+
+    def _parts(self, weights: WeightSource, inputs: list[Tensor]) -> list[Tensor]:
+        """All operands in order; constants get the batch of the inputs."""
+        if not self.constants:
+            return inputs
+        batch = inputs[0].shape[0]
+        return [
+            inputs.pop(0)
+            if handle is None
+            else weights.gather(handle).expand(batch, *handle.shape[1:])
+            for handle in self.constants
+        ]
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_file import OnnxInput
+from complete_verifier.model.shapes import shapes_at_batch_one
 
 
 class Layout(Enum):
@@ -34,12 +35,17 @@ class GraphWriter:
         self._input = network_input
         self._nodes: list[NodeProto] = []
         self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-        self._shapes = _shapes_at_batch_one(model, network_input, where)
+        self._shapes = shapes_at_batch_one(model, network_input, where)
         layout = Layout.LEADING if network_input.has_batch_axis else Layout.ADDED
         self._layouts = {network_input.name: layout}
         self._producers: dict[str, NodeProto] = {}
         self._num_readers = Counter(name for node in model.graph.node for name in node.input)
         self._num_readers.update(value.name for value in model.graph.output)
+
+    @property
+    def opset(self) -> int:
+        """The opset by which the file's nodes are read."""
+        return next(o.version for o in self._model.opset_import if o.domain in ("", "ai.onnx"))
 
     def constant(self, name: str) -> np.ndarray | None:
         """Returns the value's content if it does not depend on the input."""
@@ -122,7 +128,7 @@ class GraphWriter:
             [helper.make_tensor_value_info(self._input.name, onnx.TensorProto.FLOAT, None)],
             [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in outputs],
             [
-                numpy_helper.from_array(np.ascontiguousarray(content), name)
+                numpy_helper.from_array(np.asarray(content, order="C"), name)
                 for name, content in self._constants.items()
                 if name in needed
             ],
@@ -138,33 +144,9 @@ class GraphWriter:
                 node.input.append(self.new_constant(f"{node.output[0]}/zeros", zeros))
 
 
-def _shapes_at_batch_one(
-    model: ModelProto, network_input: OnnxInput, where: str
-) -> dict[str, tuple[int, ...]]:
-    """Shape inference with the input's shape fixed; the file's other claims are not trusted."""
-    fixed = helper.make_tensor_value_info(
-        network_input.name, onnx.TensorProto.FLOAT, network_input.shape
-    )
-    graph = GraphProto(
-        name="shapes",
-        node=model.graph.node,
-        initializer=model.graph.initializer,
-        input=[fixed],
-        output=[helper.make_empty_tensor_value_info(v.name) for v in model.graph.output],
-    )
-    opsets = list(model.opset_import)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(
-            helper.make_model(graph, opset_imports=opsets), data_prop=True
-        ).graph
-    except (onnx.shape_inference.InferenceError, ValueError) as error:
-        raise ModelError(
-            f"{where}: the shapes of the network do not fit together: "
-            f"{' '.join(str(error).split())}"
-        ) from error
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    for value in [*inferred.input, *inferred.value_info, *inferred.output]:
-        kind = value.type.tensor_type
-        if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim):
-            shapes[value.name] = tuple(dim.dim_value for dim in kind.shape.dim)
-    return shapes
+def attribute(node: NodeProto, name: str, default: Any) -> Any:
+    """Returns the value of an attribute of the node, `default` where it has none."""
+    for given in node.attribute:
+        if given.name == name:
+            return helper.get_attribute_value(given)
+    return default

@@ -16,9 +16,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto
 
-from complete_verifier.model.graph_writer import GraphWriter, Layout
+from complete_verifier.model.graph_writer import GraphWriter, Layout, attribute
+from complete_verifier.model.normalisers import softmax
 from complete_verifier.model.onnx_file import OnnxFile
 from complete_verifier.model.simplify import simplify
 
@@ -36,7 +37,7 @@ def normalise(file: OnnxFile) -> ModelProto:
         ModelError: malformed, or of a form that cannot be run on batches; names the node.
     """
     where = str(file.path)
-    model = simplify(file.model, where)
+    model = simplify(file.model, file.input, where)
     writer = GraphWriter(model, file.input, where)
     for node in model.graph.node:
         _WRITERS.get(node.op_type, _keep)(writer, node)
@@ -80,7 +81,7 @@ def _transpose(writer: GraphWriter, node: NodeProto) -> None:
     if shape is None or layout is Layout.MOVED:
         writer.keep(node, Layout.MOVED)
         return
-    order = _attribute(node, "perm", list(range(len(shape)))[::-1])
+    order = list(attribute(node, "perm", list(range(len(shape)))[::-1]))
     if (moving := [axis for axis in order if shape[axis] != 1]) == sorted(moving):
         _rearrange(writer, node)
     elif layout is Layout.ADDED:
@@ -228,16 +229,10 @@ def _gemm(writer: GraphWriter, value: str, weight: np.ndarray, output: str) -> N
         writer.reshape(product, sample, output, layout)
 
 
-def _attribute(node: NodeProto, name: str, default: list[int]) -> list[int]:
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return list(helper.get_attribute_value(attribute))
-    return default
-
-
 _WRITERS: dict[str, Callable[[GraphWriter, NodeProto], None]] = {
     "MatMul": _matmul,
     "Transpose": _transpose,
+    "Softmax": softmax,
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _rearrange),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"), _elementwise),
 }

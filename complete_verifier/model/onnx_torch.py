@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
+import torch
 from onnx import ModelProto, NodeProto, numpy_helper
 from torch import Tensor, nn
 
 from auto_LiRPA_patches.compat.stand_ins import modules_replaced, stand_in
 from complete_verifier.model.errors import ModelError
+from complete_verifier.model.graph_writer import attribute
 
 
 def to_torch(model: ModelProto, example: Tensor, where: str) -> nn.Module:
@@ -39,7 +41,7 @@ def to_torch(model: ModelProto, example: Tensor, where: str) -> nn.Module:
                 f"{where}: onnx2pytorch cannot convert the network: "
                 f"{type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
-        _fix_reshape_targets(module, model)
+        _replace_modules(module, model)
         module = module.eval().requires_grad_(False)
         try:
             module(example)
@@ -73,14 +75,42 @@ class FixedReshape(nn.Module):
         return value.reshape(self.shape)
 
 
-def _fix_reshape_targets(module: Any, model: ModelProto) -> None:
-    """onnx2pytorch reads the target from a buffer on every call, which the tracer records as a
-    dozen operators on the shape; with numbers it records one Reshape."""
+class FixedGather(nn.Module):
+    """Pick positions along one axis, known at conversion."""
+
+    index: Tensor
+
+    def __init__(self, axis: int, index: Tensor) -> None:
+        super().__init__()
+        self.axis = axis
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, value: Tensor, _index: Tensor | None = None) -> Tensor:
+        """Returns the picked elements; the second operand repeats the index."""
+        return value.index_select(self.axis, self.index)
+
+
+def _replace_modules(module: Any, model: ModelProto) -> None:
+    """Put plain modules where the tracer would record a dozen operators on shapes and indices.
+
+    onnx2pytorch reads a Reshape's target and a Gather's index from a buffer on every call, and
+    flattens around a Softmax's axis as old opsets say; `normalise` writes it for the last axis.
+    """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "Reshape" and node.input[1] in constants:
+        known = len(node.input) > 1 and node.input[1] in constants
+        plain: nn.Module
+        if node.op_type == "Reshape" and known:
             shape = tuple(int(size) for size in numpy_helper.to_array(constants[node.input[1]]))
-            setattr(module, module.mapping[node.output[0]], FixedReshape(shape))
+            plain = FixedReshape(shape)
+        elif node.op_type == "Gather" and known:
+            index = torch.tensor(numpy_helper.to_array(constants[node.input[1]]).astype("int64"))
+            plain = FixedGather(int(attribute(node, "axis", 0)), index)
+        elif node.op_type == "Softmax":
+            plain = nn.Softmax(dim=-1)
+        else:
+            continue
+        setattr(module, module.mapping[node.output[0]], plain)
 
 
 def _no_torchvision() -> AbstractContextManager[None]:

@@ -1,7 +1,9 @@
 """Rewrite an ONNX graph into fewer kinds of node, meaning the same: first step of `normalise`.
 
 Constants are computed, Identity and inference-mode Dropout vanish, and Gemm becomes MatMul and
-Add with alpha and beta multiplied into the constants.
+Add with alpha and beta multiplied into the constants. A Shape becomes the constant it is for one
+input, so that whatever is computed from it (targets of Reshape, ConstantOfShape, Expand) is one
+too; `normalise` opens the batch again.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from complete_verifier.model.errors import ModelError
+from complete_verifier.model.onnx_file import OnnxInput
+from complete_verifier.model.shapes import Shapes, shapes_at_batch_one
 
 OLDEST_OPSET = 7
 """Before it, Add and its kin do not broadcast as numpy does."""
@@ -30,6 +34,7 @@ class _Graph:
     where: str
     opset: int
     constants: dict[str, np.ndarray]
+    shapes: Shapes
     nodes: list[NodeProto] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
 
@@ -43,13 +48,26 @@ class _Graph:
         return name
 
 
-def simplify(model: ModelProto, where: str) -> ModelProto:
+def simplify(model: ModelProto, network_input: OnnxInput, where: str) -> ModelProto:
     """Returns the simplified model; `model` is left alone.
 
     Raises:
         ModelError: opset older than 7, control flow, or a malformed node.
     """
-    graph = _Graph(where, _opset(model, where), {})
+    simplified = _pass(model, {}, where)
+    while True:
+        # Each Shape that becomes a constant may tell the target of a Reshape, and so further shapes.
+        left = [node for node in simplified.graph.node if node.op_type == "Shape"]
+        if not left:
+            return simplified
+        shapes = shapes_at_batch_one(simplified, network_input, where)
+        if all(shapes.get(node.input[0]) is None for node in left):
+            return simplified
+        simplified = _pass(simplified, shapes, where)
+
+
+def _pass(model: ModelProto, shapes: Shapes, where: str) -> ModelProto:
+    graph = _Graph(where, _opset(model, where), {}, shapes)
     try:
         graph.constants |= {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     except (TypeError, ValueError) as error:
@@ -83,6 +101,8 @@ def _add_node(graph: _Graph, node: NodeProto) -> None:
         graph.aliases[node.output[0]] = inputs[0]
     elif node.op_type not in NOT_FOLDED and all(name in graph.constants for name in inputs):
         _fold(graph, node)
+    elif node.op_type == "Shape" and graph.shapes.get(node.input[0]) is not None:
+        _fold_shape(graph, node)
     elif node.op_type == "Gemm":
         _split_gemm(graph, node)
     else:
@@ -111,6 +131,13 @@ def _fold(graph: _Graph, node: NodeProto) -> None:
         raise _refusal(graph, node, f"its constant value cannot be computed: {error}") from error
     for output, result in zip(outputs, results, strict=True):
         graph.constants[output.name] = np.asarray(result)
+
+
+def _fold_shape(graph: _Graph, node: NodeProto) -> None:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    shape = graph.shapes[node.input[0]]
+    part = shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
+    graph.constant(node.output[0], np.array(part, dtype=np.int64))
 
 
 def _split_gemm(graph: _Graph, node: NodeProto) -> None:
@@ -157,7 +184,7 @@ def _scaled(graph: _Graph, name: str, scale: float, result: str) -> str:
 def _model(model: ModelProto, graph: _Graph) -> ModelProto:
     read = {name for node in graph.nodes for name in node.input}
     constants = [
-        numpy_helper.from_array(np.ascontiguousarray(content), name)
+        numpy_helper.from_array(np.asarray(content, order="C"), name)
         for name, content in graph.constants.items()
         if name in read
     ]

@@ -324,8 +324,8 @@ def test_swapped_dimensions_of_size_one_are_only_a_reshape(write_onnx, load_and_
 
 
 def test_operator_that_needs_a_batch_axis_is_refused(write_onnx) -> None:
-    path = write_onnx([node("Softmax", ["x"], ["y"], name="/soft")], [4])
-    with pytest.raises(ModelError, match=r'"/soft" \(Softmax\): .*\[4\] has no batch axis'):
+    path = write_onnx([node("Hardmax", ["x"], ["y"], name="/hard")], [4])
+    with pytest.raises(ModelError, match=r'"/hard" \(Hardmax\): .*\[4\] has no batch axis'):
         normalise(read_onnx(path))
 
 

@@ -1,0 +1,135 @@
+"""Activations, products of two perturbed values, quotients, powers, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from auto_LiRPA_patches.engine.translation.affine import scaled
+from auto_LiRPA_patches.engine.translation.steps import (
+    Chain,
+    Step,
+    Translator,
+    perturbed_shapes,
+    require_constants,
+    value_axis,
+)
+from auto_LiRPA_patches.engine.upstream_node import UpstreamNode
+from auto_LiRPA_patches.operators.base import Operator
+from auto_LiRPA_patches.operators.bilinear import MatrixProduct, Product
+from auto_LiRPA_patches.operators.curves import Exp, Log, Power, Reciprocal, Sqrt
+from auto_LiRPA_patches.operators.linear import Linear
+from auto_LiRPA_patches.operators.reduction import Reduction
+from auto_LiRPA_patches.operators.relu import Relu
+from auto_LiRPA_patches.operators.s_shaped import Sigmoid, Tanh
+from auto_LiRPA_patches.operators.shape import Reshape
+from auto_LiRPA_patches.operators.softmax import Differences
+from auto_LiRPA_patches.operators.waves import Cos, Sin
+
+
+def _relu(node: UpstreamNode) -> Operator:
+    return Relu(node.name, perturbed_shapes(node), node.shape, node.build.relu_lower_slope)
+
+
+def _elementwise(kind: Callable[..., Operator]) -> Translator:
+    def translate(node: UpstreamNode) -> Operator:
+        return kind(node.name, perturbed_shapes(node), node.shape)
+
+    return translate
+
+
+def _matmul(node: UpstreamNode) -> Operator:
+    left, right = node.operands
+    shapes = perturbed_shapes(node)
+    if left.depends_on_input and right.depends_on_input:
+        if min(len(shape) for shape in shapes) < 2:
+            node.refuse(f"a vector is a factor: {[list(shape) for shape in shapes]}")
+        return MatrixProduct(node.name, shapes, node.shape)
+    if not left.depends_on_input:
+        node.refuse("the first factor is constant and the second one is not")
+    if right.constant.dim() != 2:
+        node.refuse(f"the second factor has shape {list(right.constant.shape)}, expected a matrix")
+    return Linear(node.name, shapes, node.shape, weight=right.register(), bias=None, transposed=True)
+
+
+def _mul(node: UpstreamNode) -> Operator | tuple[Step, ...]:
+    left, right = node.operands
+    if left.depends_on_input and right.depends_on_input:
+        if left.bound is right.bound:
+            chain = Chain(node)
+            chain.add(Power(node.name, (left.shape,), node.shape, 2), 0)
+            return chain.finish()
+        return Product(node.name, perturbed_shapes(node), node.shape)
+    constant = right if left.depends_on_input else left
+    return scaled(node, scale=constant.register_broadcast(node.shape))
+
+
+def _div(node: UpstreamNode) -> Operator | tuple[Step, ...]:
+    left, right = node.operands
+    if not right.depends_on_input:
+        if bool((right.constant == 0).any()):
+            node.refuse("the divisor holds a zero")
+        return scaled(node, scale=right.register_broadcast(node.shape), divide=True)
+    if not left.depends_on_input:
+        node.refuse("a constant is divided by a value")
+    if left.bound is right.bound:
+        node.refuse("a value is divided by itself")
+    chain = Chain(node)
+    shape = right.shape
+    inverse = chain.add(Reciprocal(chain.name("inverse"), (shape,), shape), 1)
+    chain.add(Product(node.name, (left.shape, shape), node.shape), 0, inverse)
+    return chain.finish()
+
+
+def _pow(node: UpstreamNode) -> Operator | tuple[Step, ...]:
+    require_constants(node, 1)
+    exponents = set(node.operands[1].constant.reshape(-1).tolist())
+    shapes = perturbed_shapes(node)
+    if len(exponents) != 1 or shapes != (node.shape,):
+        node.refuse("expected one exponent for all elements")
+    exponent = float(exponents.pop())
+    if exponent == 1:
+        return Reshape(node.name, shapes, node.shape)
+    if exponent == 0.5:
+        return Sqrt(node.name, shapes, node.shape)
+    if exponent == -1:
+        return Reciprocal(node.name, shapes, node.shape)
+    if exponent != int(exponent) or not 2 <= exponent <= _LARGEST_POWER:
+        node.refuse(f"exponent {exponent:g}; expected -1, 0.5 or a whole number of 1 to 8")
+    return Power(node.name, shapes, node.shape, int(exponent))
+
+
+_LARGEST_POWER = 8
+
+
+def _softmax(node: UpstreamNode) -> tuple[Step, ...]:
+    """``1 / sum_j exp(x_j - x_i)``; see `operators.softmax`."""
+    (shape,) = perturbed_shapes(node)
+    axis = value_axis(node, int(node.attributes.get("axis", -1)), len(shape) + 1)
+    if axis != len(shape) - 1:
+        node.refuse("it normalises another axis than the last")
+    chain = Chain(node)
+    wide = (*shape, shape[-1])
+    value = chain.add(Differences(chain.name("differences"), (shape,), wide), 0)
+    value = chain.add(Exp(chain.name("exp"), (wide,), wide), value)
+    total = Reduction(chain.name("sum"), (wide,), shape, axes=(len(shape),))
+    value = chain.add(total, value)
+    chain.add(Reciprocal(node.name, (shape,), shape), value)
+    return chain.finish()
+
+
+NONLINEAR: dict[str, Translator] = {
+    "BoundRelu": _relu,
+    "BoundSigmoid": _elementwise(Sigmoid),
+    "BoundTanh": _elementwise(Tanh),
+    "BoundExp": _elementwise(Exp),
+    "BoundLog": _elementwise(Log),
+    "BoundSqrt": _elementwise(Sqrt),
+    "BoundReciprocal": _elementwise(Reciprocal),
+    "BoundSin": _elementwise(Sin),
+    "BoundCos": _elementwise(Cos),
+    "BoundPow": _pow,
+    "BoundMatMul": _matmul,
+    "BoundMul": _mul,
+    "BoundDiv": _div,
+    "BoundSoftmax": _softmax,
+}
