@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -128,30 +128,58 @@ def optimize_alpha(
         Bounds at least as tight as CROWN's, row by row and element by element.
     """
     optimization = _Optimization(start, rows, bound_options, options)
-    taken, stale, timed_out = 0, 0, False
+    taken, timed_out = 0, False
+    if options.final_first:
+        first = replace(options, iterations=options.final_first)
+        taken, timed_out = _descend(optimization, open_rows, bound_options, first)
+        if optimization.finished or timed_out:
+            return optimization.result(taken, timed_out)
+    optimization.begin_joint(start)
+    more, timed_out = _descend(optimization, open_rows, bound_options, options)
+    return optimization.result(taken + more, timed_out)
+
+
+# Over so many steps the gain is compared with the whole gain (`AlphaOptions.saturation`).
+_RECENT = 5
+
+
+def _descend(
+    optimization: _Optimization,
+    open_rows: OpenRows,
+    bound_options: BoundOptions,
+    options: AlphaOptions,
+) -> tuple[int, bool]:
+    """Step until an end is met; return the steps taken and whether the clock ended them."""
+    taken, stale = 0, 0
+    gains: list[float] = []
     longest, since = 0.0, time.monotonic()
     for iteration in range(options.iterations + 1):
         try:
-            improved = optimization.evaluate(open_rows)
+            gain = optimization.evaluate(open_rows)
         except OutOfTimeError:
-            timed_out = True
-            break
-        stale = 0 if improved else stale + 1
+            return taken, True
+        stale = 0 if gain > 0 or optimization.finished else stale + 1
         if options.early_stop and (optimization.finished or stale > options.patience):
             break
-        if iteration == options.iterations:
+        if iteration:
+            gains.append(gain)
+        if iteration == options.iterations or _saturated(gains, options.saturation):
             break
         # A step cannot be broken off, so none is begun that would end too late.
         longest, since = max(longest, time.monotonic() - since), time.monotonic()
-        timed_out = bound_options.out_of_time(longest)
-        if timed_out:
-            break
+        if bound_options.out_of_time(longest):
+            return taken, True
         optimization.step()
         taken += 1
-        if bound_options.progress is not None and rows.count:
+        if bound_options.progress is not None and optimization.best.numel():
             worst = float(optimization.best.min())
             bound_options.progress(f"α-CROWN iteration {taken}: worst lower bound {worst:.6g}")
-    return optimization.result(taken, timed_out)
+    return taken, False
+
+
+def _saturated(gains: list[float], share: float) -> bool:
+    """Whether the last steps gained less than `share` of what all of them gained."""
+    return len(gains) >= 2 * _RECENT and sum(gains[-_RECENT:]) < share * sum(gains)
 
 
 class _Optimization:
@@ -163,21 +191,14 @@ class _Optimization:
         self.graph: Graph = start.graph
         self.box = start.box
         self.out_of_time = bound_options.out_of_time
+        self.bound_options, self.options = bound_options, options
         self.features = dict(start.features)
         self.reference = {node: start.bounds[node].detach() for node in self.graph.bounded}
+        self.blocks: dict[int, RowBlock] = {}
         with counted_as(MemoryKind.MULTIPLIERS):
-            self.blocks = self._blocks(start, bound_options)
             self.spec = _row_block(start, self.graph.output, rows, None, bound_options)
-        leaves = [
-            alpha
-            for block in (*self.blocks.values(), self.spec)
-            for chunk in block.alphas
-            for alpha in chunk.values()
-        ]
-        for alpha in leaves:
-            alpha.requires_grad_(True)
-        group = ParameterGroup(leaves, options.learning_rate, 0.0, 1.0)
-        self.adam = ProjectedAdam([group], options.decay)
+        self.adam = self._adam()
+        self.fixed: Relaxations | None = None
         shape = (rows.count, self.box.lower.shape[0])
         self.best = torch.full(
             shape, -torch.inf, dtype=self.box.lower.dtype, device=self.box.lower.device
@@ -190,8 +211,30 @@ class _Optimization:
         self.loss: Tensor | None = None
         self.finished = False
 
-    def evaluate(self, open_rows: OpenRows) -> bool:
-        """Bound everything with the current α; keep the best; say whether any row improved."""
+    def begin_joint(self, start: Relaxations) -> None:
+        """From here on optimise intermediate bounds too, beginning at the best α met."""
+        with counted_as(MemoryKind.MULTIPLIERS):
+            self.blocks = self._blocks(start, self.bound_options)
+        self._restore()
+        self.adam = self._adam()
+
+    def evaluate(self, open_rows: OpenRows) -> float:
+        """Bound with the current α; keep the best; return what open rows gained by it, summed."""
+        state = self._state()
+        lower = self.spec.bounds(state, self.out_of_time)
+        better = lower.detach() > self.best
+        gained = (lower.detach() - self.best) * better
+        self._keep(lower.detach(), better)
+        wanted = open_rows(self.best)
+        self.finished = not bool(wanted.any())
+        open_lower = torch.where(wanted, lower, torch.zeros_like(lower))
+        self.loss = -open_lower.sum() if lower.requires_grad else None
+        return float(gained[wanted].nan_to_num(nan=0.0).sum())
+
+    def _state(self) -> Relaxations:
+        """Relaxations over the intermediate bounds that the current α give."""
+        if not self.blocks and self.fixed is not None:
+            return self.fixed
         state = Relaxations(self.graph, self.box, self.features)
         for node in self.graph.bounded:
             bounds = self.reference[node]
@@ -202,14 +245,8 @@ class _Optimization:
                 bounds = bounds.require_sound(self.graph.nodes[node].name)
                 self.reference[node] = bounds.detach()
             state.set_bounds(node, bounds)
-        lower = self.spec.bounds(state, self.out_of_time)
-        better = lower.detach() > self.best
-        self._keep(lower.detach(), better)
-        wanted = open_rows(self.best)
-        self.finished = not bool(wanted.any())
-        open_lower = torch.where(wanted, lower, torch.zeros_like(lower))
-        self.loss = -open_lower.sum() if lower.requires_grad else None
-        return bool((better & wanted).any()) or self.finished
+        self.fixed = None if self.blocks else state
+        return state
 
     def step(self) -> None:
         """One Adam step on α, projected to [0, 1] afterwards."""
@@ -220,10 +257,8 @@ class _Optimization:
     def result(self, taken: int, timed_out: bool) -> AlphaResult:
         """The best bounds, improved once more by the best α over the best intermediate bounds."""
         self.loss = None
+        self._restore()
         with torch.no_grad():
-            for own, kept in zip(self.spec.alphas, self.best_alphas, strict=True):
-                for index, alpha in own.items():
-                    alpha.copy_(kept[index])
             state = Relaxations(self.graph, self.box, self.features)
             for node in self.graph.bounded:
                 state.set_bounds(node, self.reference[node])
@@ -236,6 +271,24 @@ class _Optimization:
             for index in self.best_alphas[0]
         }
         return AlphaResult(self.best, dict(self.reference), alphas, taken, timed_out)
+
+    def _adam(self) -> ProjectedAdam:
+        """An optimiser of every α there is."""
+        leaves = [
+            alpha.requires_grad_(True)
+            for block in (*self.blocks.values(), self.spec)
+            for chunk in block.alphas
+            for alpha in chunk.values()
+        ]
+        group = ParameterGroup(leaves, self.options.learning_rate, 0.0, 1.0)
+        return ProjectedAdam([group], self.options.decay)
+
+    def _restore(self) -> None:
+        """Give the specification's rows their best α."""
+        with torch.no_grad():
+            for own, kept in zip(self.spec.alphas, self.best_alphas, strict=True):
+                for index, alpha in own.items():
+                    alpha.copy_(kept[index])
 
     def _keep(self, lower: Tensor, better: Tensor) -> None:
         self.best = torch.where(better, lower, self.best)

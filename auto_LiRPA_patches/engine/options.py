@@ -51,6 +51,9 @@ class AlphaOptions:
         decay: factor on the step after each iteration.
         patience: stop after so many iterations without a better bound (`early_stop_patience`).
         early_stop: stop as soon as no row is open, or patience is exhausted.
+        final_first: so many steps before the others, at most, optimise the specification's α alone
+            over fixed intermediate bounds. They cost little, and prove what is nearly proven.
+        saturation: stop when the last steps gained less than this share of the whole gain.
     """
 
     iterations: int = 100
@@ -58,3 +61,5 @@ class AlphaOptions:
     decay: float = 0.98
     patience: int = 10
     early_stop: bool = True
+    final_first: int = 0
+    saturation: float = 0.0

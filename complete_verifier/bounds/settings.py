@@ -10,6 +10,10 @@ from complete_verifier.config import Config
 # Rows of a tile: high enough to keep most of a matrix product's speed, low enough that padding a
 # ten-row specification costs little.
 _TILE_ROWS = 64
+# Where branching follows, α stops when it no longer pays: on cifar_base_kw img8194 twenty steps
+# instead of a hundred leave 1 214 subproblems instead of 1 308, and take 1.9 s instead of 8.9.
+_FINAL_FIRST = 20
+_SATURATION = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,7 @@ def bound_settings(config: Config) -> BoundSettings:
     own = solver.init_bound_prop_method
     method: str = solver.bound_prop_method if own == "same" else own
     alpha = solver.alpha_crown
+    branches = general.complete_verifier != "skip" and not bab.force_synchronous
     return BoundSettings(
         method=method,
         bounds=BoundOptions(
@@ -55,6 +60,8 @@ def bound_settings(config: Config) -> BoundSettings:
             decay=alpha.lr_decay,
             patience=solver.early_stop_patience,
             early_stop=not bab.force_synchronous,
+            final_first=_FINAL_FIRST if branches else 0,
+            saturation=_SATURATION if branches else 0.0,
         ),
         threshold=float(bab.decision_thresh),
         relu_lower_slope=solver.crown.activation_bound_option,
