@@ -13,8 +13,8 @@ intermediate neuron is kept for all later iterations.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -101,6 +101,8 @@ class AlphaResult:
             ``[K, S, B, F]``.
         iterations: gradient steps taken.
         timed_out: the clock ended the optimisation.
+        inner: per node with optimised bounds its elements ``[F]`` and the last α of their rows,
+            per activation ``[K, 2F, B, F']``; empty without `AlphaOptions.keep_inner`.
     """
 
     lower: Tensor
@@ -108,6 +110,7 @@ class AlphaResult:
     alphas: dict[int, Tensor]
     iterations: int
     timed_out: bool = False
+    inner: Mapping[int, tuple[Tensor, dict[int, Tensor]]] = field(default_factory=dict)
 
 
 def optimize_alpha(
@@ -191,6 +194,7 @@ class _Optimization:
         self.graph: Graph = start.graph
         self.box = start.box
         self.out_of_time = bound_options.out_of_time
+        self.keep_inner = options.keep_inner
         self.bound_options, self.options = bound_options, options
         self.features = dict(start.features)
         self.reference = {node: start.bounds[node].detach() for node in self.graph.bounded}
@@ -270,7 +274,21 @@ class _Optimization:
             ]
             for index in self.best_alphas[0]
         }
-        return AlphaResult(self.best, dict(self.reference), alphas, taken, timed_out)
+        return AlphaResult(
+            self.best, dict(self.reference), alphas, taken, timed_out, self._inner_alphas()
+        )
+
+    def _inner_alphas(self) -> dict[int, tuple[Tensor, dict[int, Tensor]]]:
+        found = {}
+        for node, block in self.blocks.items() if self.keep_inner else ():
+            if block.elements is not None and block.alphas:
+                joined = {
+                    index: torch.cat([chunk[index].detach() for chunk in block.alphas], dim=1)
+                    for index in block.alphas[0]
+                }
+                count = block.rows.count
+                found[node] = block.elements, {i: a[:, :count] for i, a in joined.items()}
+        return found
 
     def _adam(self) -> ProjectedAdam:
         """An optimiser of every α there is."""

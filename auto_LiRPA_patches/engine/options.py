@@ -54,6 +54,7 @@ class AlphaOptions:
         final_first: so many steps before the others, at most, optimise the specification's α alone
             over fixed intermediate bounds. They cost little, and prove what is nearly proven.
         saturation: stop when the last steps gained less than this share of the whole gain.
+        keep_inner: also return the α of intermediate bounds, which takes as much memory as they.
     """
 
     iterations: int = 100
@@ -63,3 +64,4 @@ class AlphaOptions:
     early_stop: bool = True
     final_first: int = 0
     saturation: float = 0.0
+    keep_inner: bool = False

@@ -59,7 +59,12 @@ class _Tree:
         self.features = Features.of(root)
         self.clauses = OpenClauses.of(root, settings.threshold)
         self.bounding = Bounding(
-            root, self.features, self.clauses, context.bounds, in_tiles=settings.synchronous
+            root,
+            self.features,
+            self.clauses,
+            context.bounds,
+            in_tiles=settings.synchronous,
+            inner=settings.inner,
         )
         self.context = context
         self.settings = settings
@@ -101,6 +106,7 @@ class _Tree:
                 points=torch.zeros(count, 0, dtype=table.dtype),
                 betas=torch.zeros(count, width, 0, dtype=table.dtype),
                 alphas=table[self.clauses.index].cpu(),
+                ranges=self.bounding.root_ranges(count),
                 margin=margin,
             )
         )
@@ -113,7 +119,7 @@ class _Tree:
         batch = self.pool.take(self.size.size)
         taken = batch.count
         signs = self.bounding.signs(batch)
-        is_open = self.features.open(signs, self.bounding.cuts(batch))
+        is_open = self.bounding.open(batch, signs)
         leaves = ~is_open.any(dim=1).cpu()
         if bool(leaves.any()):
             found = self._leaves(batch.select(leaves))

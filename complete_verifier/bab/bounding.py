@@ -18,6 +18,7 @@ from auto_LiRPA_patches.engine.subproblems import (
 )
 from complete_verifier.bab.cuts import Cuts
 from complete_verifier.bab.features import Features
+from complete_verifier.bab.inner import InnerBounding
 from complete_verifier.bab.multipliers import collect, spread
 from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.root import Root
@@ -74,12 +75,22 @@ class Bounding:
         options: BoundOptions,
         *,
         in_tiles: bool = False,
+        inner: BetaOptions | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            options: memory and clock.
+            inner: how inner neurons are bounded anew in every subproblem; None = they are not.
+        """
         self.root = root
         self.features = features
         self.clauses = clauses
         self.options = options
         self.in_tiles = in_tiles
+        self.inner: InnerBounding | None = None
+        if inner is not None and root.inner:
+            self.inner = InnerBounding(root.inner, inner, options, in_tiles)
 
     def signs(self, batch: DomainBatch) -> Tensor:
         """``[B, T]``: +1, -1 for split features, 0 for the others; bounds' dtype."""
@@ -105,7 +116,7 @@ class Bounding:
             box=root.box,
             features=root.features,
             rows=rows.reshape(*rows.shape[:2], *root.graph.output_shape),
-            bounds=features.bounds(signs, cuts),
+            bounds=features.bounds(signs, cuts, self.ranges(batch)),
             signs={s.activation: signs_of[s.activation] for s in features.spans if s.kink == 0},
             alphas=features.split_alphas(alphas),
             betas=spread(features, batch, like),
@@ -121,6 +132,30 @@ class Bounding:
         if not self.features.curved:
             return None
         return Cuts.of(batch, self.features.total, self.root.box.lower)
+
+    def ranges(self, batch: DomainBatch) -> Tensor | None:
+        """The features' own bounds ``[B, 2, T]``; None where the root's serve all subproblems."""
+        if batch.ranges.shape[2] == 0:
+            return None
+        return batch.ranges.to(self.root.box.lower.device)
+
+    def open(self, batch: DomainBatch, signs: Tensor) -> Tensor:
+        """``[B, T]`` bool: features that can be split (further)."""
+        is_open = self.features.open(signs, self.cuts(batch))
+        ranges = self.ranges(batch)
+        if ranges is not None:
+            crosses = (ranges[:, 0] < 0) & (ranges[:, 1] > 0)
+            for span in self.features.spans:
+                if span.kink is not None:
+                    own = slice(span.offset, span.stop)
+                    is_open[:, own] &= crosses[:, own]
+        return is_open
+
+    def root_ranges(self, count: int) -> Tensor:
+        """``[count, 2, T]`` as the root's subproblems hold them; T = 0 where nothing is renewed."""
+        if self.inner is None:
+            return self.root.box.lower.new_zeros(count, 2, 0).cpu()
+        return self.features.own_bounds(self.root.bounds).expand(count, -1, -1).cpu()
 
     def thresholds(self, batch: DomainBatch) -> Tensor:
         """``[S, B]`` float64."""
@@ -175,6 +210,10 @@ class Bounding:
     ) -> DomainBatch:
         signs = self.signs(batch)
         problem = self.subproblems(batch, signs)
+        if self.inner is not None:
+            problem = self.inner.tighten(problem)
+            ranges = self.features.own_bounds(problem.bounds)
+            batch = replace(batch, ranges=ranges.to(batch.ranges.device))
         thresholds = self.thresholds(batch)
 
         def open_rows(lower: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ class BabSettings:
         sort_interval: rounds after which a depth-first pool is sorted by bounds; None = never.
         max_domains, max_iterations: limits; None = none.
         beta: optimisation of α and β.
+        inner: optimisation of inner neurons' bounds in every subproblem; None = the root's bounds
+            serve all (`bab.recompute_interm`, `solver.beta-crown.enable_opt_interm_bounds`).
         method: branching heuristic, `bab.branching.method`.
         point_method: how the point of a split is chosen where there is no kink: uniform or opt
             (`bab.branching.nonlinear_split.branching_point_method`).
@@ -50,6 +52,7 @@ class BabSettings:
     max_domains: float = float("inf")
     max_iterations: int | None = None
     beta: BetaOptions = BetaOptions()
+    inner: BetaOptions | None = None
     method: str = "kfsb"
     point_method: str = "uniform"
     candidates: int = 3

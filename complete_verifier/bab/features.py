@@ -86,9 +86,7 @@ class Features:
             operator = root.graph.nodes[activation].operator
             kink = operator.kink if isinstance(operator, Activation) else None
             kinds = int(root.alphas[activation].shape[0])
-            spans.append(
-                FeatureSpan(activation, source, total, count, index, kink, kinds, alphas)
-            )
+            spans.append(FeatureSpan(activation, source, total, count, index, kink, kinds, alphas))
             total += count
             alphas += kinds * count
         return Features(root.graph, tuple(spans), total, root.bounds)
@@ -124,12 +122,16 @@ class Features:
         parts = [kind for span in self.spans for kind in alphas[span.activation].unbind(0)]
         return torch.cat(parts, dim=-1)
 
-    def bounds(self, signs: Tensor, cuts: Cuts | None = None) -> dict[int, Interval]:
+    def bounds(
+        self, signs: Tensor, cuts: Cuts | None = None, ranges: Tensor | None = None
+    ) -> dict[int, Interval]:
         """The root's bounds of every bounded node, narrowed by splits.
 
         Args:
             signs: ``[B, T]``; counts for features with a kink.
             cuts: counts for the others; None where there are none.
+            ranges: ``[B, 2, T]`` bounds of the features at least as tight as the root's; None =
+                the root's.
 
         Returns:
             Per node ``[B, *shape]``: a feature split with +1 has lower bound 0 or more, with -1
@@ -144,6 +146,8 @@ class Features:
                 if span.source == node:
                     own = signs[:, span.offset : span.stop]
                     above, below = span.of(lower), span.of(upper)
+                    if ranges is not None:
+                        above, below = ranges[:, :, span.offset : span.stop].unbind(1)
                     if span.kink is None:
                         if cuts is not None:
                             above = above.maximum(cuts.lower[:, span.offset : span.stop])
@@ -174,6 +178,15 @@ class Features:
                     own = slice(span.offset, span.stop)
                     is_open[:, own] = wide[:, own]
         return is_open
+
+    def own_bounds(self, bounds: Mapping[int, Interval]) -> Tensor:
+        """``[B, 2, T]`` lower and upper bounds of the features, from those of their nodes."""
+        found = [bounds[span.source].flatten() for span in self.spans]
+        sides = [
+            [span.of(own.lower) for span, own in zip(self.spans, found, strict=True)],
+            [span.of(own.upper) for span, own in zip(self.spans, found, strict=True)],
+        ]
+        return torch.stack([torch.cat(side, dim=1) for side in sides], dim=1)
 
     def ranges(self, cuts: Cuts) -> tuple[Tensor, Tensor]:
         """Lower and upper bound ``[B, T]`` of every feature: the root's, within the cuts."""

@@ -22,6 +22,8 @@ class DomainBatch:
         points: ``[B, D]`` where: ``z >= point`` or ``z <= point``.
         betas: ``[B, S, D]`` multipliers of the splits.
         alphas: ``[B, S, KT]`` slopes of all features.
+        ranges: ``[B, 2, T]`` lower and upper bounds of the features over the subproblem; T = 0
+            where the root's serve all subproblems.
         margin: ``[B]`` float64: best lower bound minus threshold over the clause's rows.
     """
 
@@ -32,6 +34,7 @@ class DomainBatch:
     points: Tensor
     betas: Tensor
     alphas: Tensor
+    ranges: Tensor
     margin: Tensor
 
     @property
@@ -61,7 +64,7 @@ class DomainBatch:
 
 
 _DEEP = ("splits", "points", "betas")
-_FIELDS = ("clause", "path", "depth", *_DEEP, "alphas", "margin")
+_FIELDS = ("clause", "path", "depth", *_DEEP, "alphas", "ranges", "margin")
 
 
 _ODD = 6364136223846793005

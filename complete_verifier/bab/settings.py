@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from auto_LiRPA_patches.engine.options import AlphaOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from complete_verifier.bab.context import BabSettings
@@ -21,6 +23,13 @@ def bab_settings(config: Config) -> BabSettings:
     beta, branching = solver.beta_crown, bab.branching
     iterations, interval = int(bab.max_iterations), int(bab.sort_domain_interval)
     reduceop = branching.reduceop
+    own_beta = BetaOptions(
+        iterations=0 if bab.vanilla_crown else beta.iteration,
+        alpha_rate=beta.lr_alpha,
+        beta_rate=beta.lr_beta,
+        decay=beta.lr_decay,
+        prune_ratio=bab.pruning_in_iteration_ratio if bab.pruning_in_iteration else None,
+    )
     return BabSettings(
         batch_size=max(1, int(solver.batch_size)),
         enlarge=solver.auto_enlarge_batch_size,
@@ -29,13 +38,8 @@ def bab_settings(config: Config) -> BabSettings:
         worst_first=bab.tree_traversal == "breadth_first",
         max_domains=float(bab.max_domains),
         max_iterations=iterations if iterations >= 0 else None,
-        beta=BetaOptions(
-            iterations=0 if bab.vanilla_crown else beta.iteration,
-            alpha_rate=beta.lr_alpha,
-            beta_rate=beta.lr_beta,
-            decay=beta.lr_decay,
-            prune_ratio=bab.pruning_in_iteration_ratio if bab.pruning_in_iteration else None,
-        ),
+        beta=own_beta,
+        inner=_inner(config, own_beta),
         method=branching.method if branching.method in _METHODS else "kfsb",
         point_method=branching.nonlinear_split.branching_point_method,
         candidates=max(1, int(branching.candidates)),
@@ -44,6 +48,13 @@ def bab_settings(config: Config) -> BabSettings:
         threshold=float(bab.decision_thresh),
         seed=config.general.seed,
     )
+
+
+def _inner(config: Config, beta: BetaOptions) -> BetaOptions | None:
+    """How subproblems bound inner neurons: optimised, by one pass, or not at all (None)."""
+    if config.solver.beta_crown.enable_opt_interm_bounds:
+        return beta
+    return replace(beta, iterations=0) if config.bab.recompute_interm else None
 
 
 def splits_inputs(config: Config, num_inputs: int, *, activations_too: bool) -> bool:

@@ -16,9 +16,16 @@ from torch import Tensor
 from auto_LiRPA_patches.engine.alpha import optimize_alpha
 from auto_LiRPA_patches.engine.errors import OutOfTimeError
 from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.inner_bounds import InnerRows
+from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
-from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
+from auto_LiRPA_patches.engine.schedule import (
+    crown_bounds,
+    crown_relaxations,
+    elements_to_bound,
+    interval_rows,
+)
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bounds.input_box import input_box
 from complete_verifier.bounds.output_rows import output_rows
@@ -137,7 +144,10 @@ class RegionVerification:
                 found.margins,
             )
         alphas = self._initial_alphas(found.state)
-        root = self._root(found.state, found.state.bounds, alphas, found.lower, found.slack)
+        inner = self._inner_rows(found.state) if self.settings.alpha.keep_inner else ()
+        root = self._root(
+            found.state, found.state.bounds, alphas, (found.lower, found.slack), inner
+        )
         return RegionBounds(proven=False, crown=found.margins, root=root)
 
     def _bound(self) -> _FirstPass:
@@ -200,7 +210,8 @@ class RegionVerification:
             places = torch.from_numpy(kept).to(self.box.lower.device)
             for index, alpha in result.alphas.items():
                 alphas[index] = alphas[index].index_copy(1, places, alpha)
-            root = self._root(state, result.bounds, alphas, best, slack)
+            inner = tuple(InnerRows(node, *found) for node, found in sorted(result.inner.items()))
+            root = self._root(state, result.bounds, alphas, (best, slack), inner)
         return RegionBounds(
             proven=proven,
             crown=crown,
@@ -220,14 +231,32 @@ class RegionVerification:
                 alphas[index] = initial.unsqueeze(1).repeat(1, self.rows.num_rows, 1, 1)
         return alphas
 
+    def _inner_rows(self, state: Relaxations) -> tuple[InnerRows, ...]:
+        """Neurons worth bounding anew, with CROWN's slopes for their rows."""
+        found = []
+        for node in self.graph.bounded:
+            elements = elements_to_bound(self.graph, node, state.interval(node), BoundOptions())
+            if node in self.graph.interval_exact or elements.numel() == 0:
+                continue
+            alphas = {}
+            for index in self.graph.relaxed:
+                own = state.activation(index) if index < node else None
+                if own is not None:
+                    initial = own[0].initial_alpha(own[1]).detach().unsqueeze(1)
+                    alphas[index] = initial.expand(-1, 2 * elements.shape[0], -1, -1)
+            found.append(InnerRows(node, elements, alphas))
+        return tuple(found)
+
     def _root(
         self,
         state: Relaxations,
         bounds: Mapping[int, Interval],
         alphas: Mapping[int, Tensor],
-        lower: np.ndarray,
-        slack: np.ndarray,
+        margins: tuple[np.ndarray, np.ndarray],
+        inner: tuple[InnerRows, ...],
     ) -> Root:
+        """Where branching starts; `margins` are the lower bounds and their slack."""
+        lower, slack = margins
         for node in self.graph.bounded:
             state.interval(node)
         return Root(
@@ -243,6 +272,7 @@ class RegionVerification:
             lower=lower,
             slack=slack,
             excluded=self.rows.excluded(lower, self.settings.threshold),
+            inner=inner,
         ).without_inactive()
 
     def _spec(self, matrix: Tensor) -> SpecRows:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.inactive import without_inactive
+from auto_LiRPA_patches.engine.inner_bounds import InnerRows
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bounds.output_rows import OutputRows
 
@@ -29,6 +31,7 @@ class Root:
         lower: ``[S]`` float64 lower bounds, `slack` taken off.
         slack: ``[S]`` float64, what rounding may account for.
         excluded: ``[num_clauses]`` clauses that are impossible already.
+        inner: neurons that subproblems bound anew; empty where they do not.
     """
 
     graph: Graph
@@ -40,6 +43,7 @@ class Root:
     lower: np.ndarray
     slack: np.ndarray
     excluded: np.ndarray
+    inner: tuple[InnerRows, ...] = ()
 
     def without_inactive(self) -> Root:
         """The same of a network without the neurons that are inactive over the box.
@@ -56,7 +60,27 @@ class Root:
                 width = self.graph.nodes[index].shape[0]
                 alphas[index] = _whole(alphas[index], features.get(index), width)[..., kept]
                 features[index] = None
-        return replace(self, graph=narrow.graph, features=features, bounds=bounds, alphas=alphas)
+        return replace(
+            self,
+            graph=narrow.graph,
+            features=features,
+            bounds=bounds,
+            alphas=alphas,
+            inner=tuple(self._narrow_rows(rows, narrow.kept) for rows in self.inner),
+        )
+
+    def _narrow_rows(self, rows: InnerRows, kept: Mapping[int, Tensor]) -> InnerRows:
+        """The rows of neurons that are left, with α of neurons that are left."""
+        if rows.node in kept:
+            left = kept[rows.node]
+            rows = rows.select(torch.isin(rows.elements, left).nonzero().squeeze(1))
+            rows = replace(rows, elements=torch.searchsorted(left, rows.elements))
+        alphas = dict(rows.alphas)
+        for index in alphas.keys() & kept.keys():
+            width = self.graph.nodes[index].shape[0]
+            whole = _whole(alphas[index], self.features.get(index), width)
+            alphas[index] = whole[..., kept[index]]
+        return replace(rows, alphas=alphas)
 
 
 def _whole(alpha: Tensor, features: Tensor | None, width: int) -> Tensor:

@@ -62,6 +62,7 @@ def bound_settings(config: Config) -> BoundSettings:
             early_stop=not bab.force_synchronous,
             final_first=_FINAL_FIRST if branches else 0,
             saturation=_SATURATION if branches else 0.0,
+            keep_inner=bab.recompute_interm or solver.beta_crown.enable_opt_interm_bounds,
         ),
         threshold=float(bab.decision_thresh),
         relu_lower_slope=solver.crown.activation_bound_option,

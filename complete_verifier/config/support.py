@@ -200,7 +200,7 @@ SUPPORT: Mapping[str, Support] = {
     "solver.beta-crown.lr_decay": _DONE,
     "solver.beta-crown.iteration": _DONE,
     "solver.beta-crown.optimizer": _ignored("the optimiser is Adam"),
-    "solver.beta-crown.enable_opt_interm_bounds": _ignored(_LOOSER_ONLY),
+    "solver.beta-crown.enable_opt_interm_bounds": _DONE,
     "solver.beta-crown.all_node_split_LP": _DONE,  # an LP always decides leaves
     "solver.forward.": _ignored(_NO_FORWARD),
     "solver.mip.": _ignored(_NO_MIP),
@@ -215,7 +215,7 @@ SUPPORT: Mapping[str, Support] = {
     "bab.sort_targets": _ignored("all targets are worked on together, in the order of bounds"),
     "bab.batched_domain_list": _ignored("subproblems are always kept in batches"),
     "bab.optimized_interm": _ignored(_LOOSER_ONLY),
-    "bab.recompute_interm": _ignored(_LOOSER_ONLY),
+    "bab.recompute_interm": _DONE,
     "bab.sort_domain_interval": _DONE,
     "bab.vanilla_crown": _DONE,
     "bab.tree_traversal": _DONE,

@@ -28,6 +28,7 @@ def batch_of(margins: list[float], depths: list[int], first_path: int = 0) -> Do
         points=(0.5 * path.unsqueeze(1) * used).float(),
         betas=(path.view(-1, 1, 1) * used.unsqueeze(1)).expand(-1, ROWS, -1).float(),
         alphas=path.view(-1, 1, 1).expand(-1, ROWS, FEATURES).float().contiguous(),
+        ranges=path.view(-1, 1, 1).expand(-1, 2, FEATURES).float().contiguous(),
         margin=torch.tensor(margins, dtype=torch.float64),
     )
 
@@ -40,6 +41,7 @@ def check(batch: DomainBatch) -> None:
     assert torch.equal(batch.points, (0.5 * path.unsqueeze(1) * used).float())
     assert torch.equal(batch.clause, path % 3)
     assert bool((batch.alphas == path.view(-1, 1, 1)).all())
+    assert bool((batch.ranges == path.view(-1, 1, 1)).all())
     expected = (path.view(-1, 1, 1) * used.unsqueeze(1)).expand_as(batch.betas)
     assert torch.equal(batch.betas, expected.float())
 
@@ -106,7 +108,7 @@ def test_an_empty_pool_has_no_margin_and_no_bytes(worst_first: bool) -> None:
 def test_bytes_are_those_of_the_slabs_and_freed_slots_are_used_again() -> None:
     pool = DomainPool(worst_first=True)
     pool.add(batch_of([-1.0] * 100, [3] * 100))
-    per_slot = 3 * 8 + 2 * 3 * 4 + ROWS * 3 * 4 + ROWS * FEATURES * 4 + 8
+    per_slot = 4 * 8 + 2 * 3 * 4 + ROWS * 3 * 4 + (ROWS + 2) * FEATURES * 4
     assert pool.num_bytes == 100 * per_slot
     for start in range(0, 1000, 50):
         pool.take(50)
