@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +17,28 @@ TOLERANCE = 1e-4
 """On |ours - onnxruntime| / max(1, |onnxruntime|); both compute in float32."""
 
 
-def check_agreement(forward: Callable[[Tensor], Tensor], session: OnnxSession, where: str) -> float:
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """onnxruntime's answers to the inputs of `check_agreement`, without its copy of the weights."""
+
+    input_shape: tuple[int, ...]
+    outputs: np.ndarray
+    """[NUM_INPUTS, num_outputs]."""
+
+    @classmethod
+    def of(cls, session: OnnxSession) -> Recorded:
+        """Run the session; it is not needed afterwards."""
+        shape = session.input_shape
+        return cls(shape, session.run(_random_inputs(int(np.prod(shape)))))
+
+    def run(self, inputs: np.ndarray) -> np.ndarray:
+        """Returns the answers; `inputs` are those they were recorded for."""
+        return self.outputs
+
+
+def check_agreement(
+    forward: Callable[[Tensor], Tensor], session: OnnxSession | Recorded, where: str
+) -> float:
     """Returns the worst relative difference over random inputs.
 
     `forward` ([B, num_inputs] -> [B, num_outputs]) gets all inputs as one batch whatever the file

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from auto_LiRPA_patches.engine.graph import Graph
     from auto_LiRPA_patches.engine.upstream_node import BuildOptions
     from auto_LiRPA_patches.sharding.weights import WeightSource
+    from complete_verifier.model.agreement import Recorded
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ class Network:
         return self.graph.forward(x.reshape(x.shape[0], *self.input_shape)).flatten(1)
 
 
-def _at_once(work: Callable[[], Network]) -> Network:
+_Read: TypeAlias = "tuple[Network, Recorded | None]"
+
+
+def _at_once(work: Callable[[], _Read]) -> _Read:
     return work()
 
 
@@ -58,7 +62,7 @@ def load_network(
     input_shape: Sequence[int] | None = None,
     check: bool = True,
     build: BuildOptions | None = None,
-    in_turn: Callable[[Callable[[], Network]], Network] = _at_once,
+    in_turn: Callable[[Callable[[], _Read]], _Read] = _at_once,
 ) -> Network:
     """Read an ONNX file, build its graph with its weights in `weights`, and check the result.
 
@@ -77,13 +81,13 @@ def load_network(
         RankMismatchError: the ranks read different files.
     """
     from complete_verifier.model.agreement import check_agreement
-    from complete_verifier.model.onnx_session import OnnxSession
 
-    network = in_turn(lambda: _read_network(onnx_path, weights, input_shape, build))
+    network, answers = in_turn(
+        lambda: _read_network(onnx_path, weights, input_shape, build, check=check)
+    )
     weights.check_agreement()
-    if check and network.onnx_path is not None:
-        session = OnnxSession(network.onnx_path, network.onnx_input_shape)
-        check_agreement(network.forward, session, str(network.onnx_path))
+    if answers is not None:
+        check_agreement(network.forward, answers, str(network.onnx_path))
     return network
 
 
@@ -92,17 +96,23 @@ def _read_network(
     weights: WeightSource,
     input_shape: Sequence[int] | None,
     build: BuildOptions | None,
-) -> Network:
+    *,
+    check: bool,
+) -> _Read:
+    """The network, and onnxruntime's answers to compare it with; no other rank is involved."""
     from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
     from auto_LiRPA_patches.engine.build import build_graph
+    from complete_verifier.model.agreement import Recorded
     from complete_verifier.model.normalise import normalise
+    from complete_verifier.model.onnx_session import OnnxSession
     from complete_verifier.model.onnx_torch import to_torch
 
     file = read_onnx(onnx_path, input_shape)
     example = torch.zeros(1, *file.input.sample_shape)
     module = to_torch(normalise(file), example, str(file.path))
     graph = build_graph(build_bounded_module(module, example), weights, build)
-    return Network(
+    del module
+    network = Network(
         graph=graph,
         input_shape=file.input.sample_shape,
         num_inputs=file.input.num_elements,
@@ -110,3 +120,8 @@ def _read_network(
         onnx_path=file.path,
         onnx_input_shape=file.input.shape,
     )
+    if not check:
+        return network, None
+    del file  # onnxruntime brings a copy of its own
+    session = OnnxSession(network.onnx_path or onnx_path, network.onnx_input_shape)
+    return network, Recorded.of(session)
