@@ -83,7 +83,7 @@ _LARGE = (
     Stage(256, 2, Draw(0.05, offset=0.5), shortcut=0.4),
     Stage(512, 5, Draw(0.02, offset=0.5), shortcut=0.5),
 )
-_HIDDEN = Draw(0.05, spread=1.0)
+_HIDDEN = Draw(1.4)
 _IMAGE = (3, 32, 32)
 
 
@@ -112,12 +112,12 @@ STAND_INS = {
     stand_in.name: stand_in
     for stand_in in (
         _residual("resnet_small", _SMALL, 8 / 1024, 0.0),
-        _residual("resnet_medium", _MEDIUM, 8 / 1024, 0.0),
+        _residual("resnet_medium", _MEDIUM, 16 / 1024, -0.19445),
         _residual("resnet_large", _LARGE, 30 / 1024, -0.11048),
-        _wide(512, 3, 8 / 1024, 0.0),
-        _wide(4096, 4, 8 / 1024, 0.0),
-        _wide(4096, 8, 8 / 1024, 0.0),
-        _wide(8192, 4, 8 / 1024, 0.0),
+        _wide(512, 3, 1 / 1024, 0.0),
+        _wide(4096, 4, 2 / 1024, 0.0),
+        _wide(4096, 8, 1 / 1024, 0.0),
+        _wide(8192, 4, 1 / 1024, 0.0),
     )
 }
 

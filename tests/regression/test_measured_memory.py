@@ -36,7 +36,12 @@ def test_measuring_changes_no_verdict_and_starts_at_the_parameters(
     plain, measured = records
     assert plain["verdict"] == measured["verdict"] == "unsat"
     assert plain["bounds"] == measured["bounds"]
-    (baseline,), (peak,) = measured["memory"].values()
+    memory = measured["memory"]
+    (baseline,), (peak,) = memory["baseline_bytes"], memory["peak_bytes"]
+    (before,), (at_peak,) = memory["baseline_by_kind"], memory["peak_by_kind"]
+    assert sum(at_peak.values()) == peak
+    assert before == {**dict.fromkeys(at_peak, 0), "weights": baseline}
+    assert at_peak["a_matrices"] > 0 and at_peak["weights"] >= baseline
     assert [baseline] == measured["parallel"]["parameters"]["bytes_per_rank"]
     assert peak > baseline
     assert plain["memory"]["peak_bytes"] == []

@@ -31,7 +31,7 @@ SCHEMA = {
     "seconds": ["load", "attack", "initial_bounds", "bab", "total"],
     "bounds": ["crown", "alpha_crown"],
     "bab": ["rounds", "domains_visited", "domains_left", "lower_bound"],
-    "memory": ["baseline_bytes", "peak_bytes"],
+    "memory": ["baseline_bytes", "peak_bytes", "baseline_by_kind", "peak_by_kind"],
     "parallel": ["world_size", "data", "tp", "fsdp", "shard_specs", "shard_domains", "parameters"],
     "counterexample": None,
     "ignored": None,
@@ -64,7 +64,12 @@ def test_every_field_arrives_in_the_file(record, tmp_path) -> None:
         seconds=Seconds(load=0.5, attack=0.25, total=0.75),
         bounds=Bounds(crown=(0.340795, -1.5), alpha_crown=(0.5,)),
         bab=BranchAndBound(rounds=3, domains_visited=12, domains_left=2, lower_bound=-0.125),
-        memory=Memory(baseline_bytes=(10, 11), peak_bytes=(20, 21)),
+        memory=Memory(
+            baseline_bytes=(10, 11),
+            peak_bytes=(20, 21),
+            baseline_by_kind=({"weights": 10}, {"weights": 11}),
+            peak_by_kind=({"weights": 10, "other": 10}, {"weights": 11, "other": 10}),
+        ),
         parallel=Parallel(
             world_size=2,
             data=2,
@@ -82,7 +87,12 @@ def test_every_field_arrives_in_the_file(record, tmp_path) -> None:
     assert saved["verdict"] == "sat" and saved["counterexample"] == "cex_0.txt"
     assert saved["bounds"] == {"crown": [0.340795, -1.5], "alpha_crown": [0.5]}
     assert saved["bab"]["lower_bound"] == -0.125 and saved["bab"]["rounds"] == 3
-    assert saved["memory"] == {"baseline_bytes": [10, 11], "peak_bytes": [20, 21]}
+    assert saved["memory"] == {
+        "baseline_bytes": [10, 11],
+        "peak_bytes": [20, 21],
+        "baseline_by_kind": [{"weights": 10}, {"weights": 11}],
+        "peak_by_kind": [{"weights": 10, "other": 10}, {"weights": 11, "other": 10}],
+    }
     assert saved["parallel"]["fsdp"] is True
     assert saved["parallel"]["parameters"] == {"full_bytes": 100, "bytes_per_rank": [50, 50]}
     assert saved["ignored"] == ["bab.cut.enabled"] and saved["versions"] == {"torch": "2.14.1"}

@@ -75,6 +75,15 @@ def test_the_summary_of_a_batch_counts_lists_and_times(record) -> None:
     ]
 
 
+def test_the_summary_breaks_the_largest_peak_down(record) -> None:
+    kinds = {"weights": 2**20, "alpha_beta": 3 * 2**20, "a_matrices": 0}
+    small = Memory(baseline_bytes=(2**19,), peak_bytes=(2**20,), peak_by_kind=({"other": 2**20},))
+    large = Memory(baseline_bytes=(2**20,), peak_bytes=(2**22,), peak_by_kind=(kinds,))
+    lines = format_summary([record(memory=small), record(memory=large)]).splitlines()
+    expected = "rank 0: 4.0 MiB (alpha beta 3.0, weights 1.0); before bounds 1.0 MiB"
+    assert f"Peak tensor memory, {expected}" in lines
+
+
 def test_a_run_without_instances_has_a_summary_too() -> None:
     assert format_summary([]).endswith(
         "Result: 0 instances: 0 unsat, 0 sat, 0 unknown, 0 timeout, 0 error"

@@ -5,13 +5,15 @@ A failure means that the memory claims of the sharding modes are measured wrongl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as, counted_as
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 
 KIB = 1024
@@ -101,6 +103,54 @@ class _Scratch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:
         return gradient + torch.zeros(64 * 256).sum()
+
+
+def _kib(by_kind: Mapping[MemoryKind, int]) -> dict[str, int]:
+    return {kind.value: size // KIB for kind, size in by_kind.items() if size}
+
+
+def test_bytes_are_counted_under_the_kind_of_the_block_they_are_made_in() -> None:
+    before = torch.zeros(256)
+    with MemoryMeter() as meter:
+        meter.track(before, kind=MemoryKind.WEIGHTS)
+        meter.mark_baseline()
+        with counted_as(MemoryKind.COEFFICIENTS):
+            rows = torch.zeros(512)
+            with counted_as(MemoryKind.MULTIPLIERS):
+                alpha = torch.zeros(768)
+            rows = rows + 1
+        rest = alpha + 1
+        assert _kib(meter.baseline_by_kind) == {"weights": 1}
+        del rows
+        torch.zeros(256)  # below the peak: changes nothing
+        peak = {"weights": 1, "a_matrices": 2, "alpha_beta": 3, "other": 3}
+        assert _kib(meter.peak_by_kind) == peak
+        del before, alpha, rest
+    assert sum(meter.peak_by_kind.values()) == meter.peak_bytes == 9 * KIB
+
+
+def test_a_mark_after_the_fact_reaches_the_peak_it_made() -> None:
+    with MemoryMeter() as meter, counted_as(MemoryKind.COEFFICIENTS):
+        buffer = torch.empty(256)
+        count_as(MemoryKind.GATHERED, buffer)
+        assert _kib(meter.peak_by_kind) == {"gathered_weights": 1}
+        del buffer
+        torch.zeros(128)
+        assert _kib(meter.peak_by_kind) == {"gathered_weights": 1}
+
+
+def test_arrays_count_where_they_are_named_until_they_are_freed() -> None:
+    with MemoryMeter() as meter:
+        slab = np.zeros(256, dtype=np.float32)
+        count_as(MemoryKind.OTHER, slab, slab[10:])
+        assert meter.live_bytes == KIB
+        del slab
+        assert meter.live_bytes == 0
+
+
+def test_marks_without_a_meter_do_nothing() -> None:
+    with counted_as(MemoryKind.WEIGHTS):
+        count_as(MemoryKind.GATHERED, torch.zeros(2), np.zeros(2))
 
 
 def _mlp() -> tuple[nn.Module, Tensor]:
