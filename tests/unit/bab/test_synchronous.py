@@ -1,0 +1,152 @@
+"""`bab.force_synchronous`: the same subproblems with the same bits, whatever else is at hand.
+
+Bits are compared without tolerance. A failure means that memory and speed of two world sizes cannot
+be compared, as they would not do the same work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.subproblems import BetaOptions
+from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
+from complete_verifier.bab.activation import activation_branch_and_bound
+from complete_verifier.bab.bounding import Bounding, OpenClauses
+from complete_verifier.bab.children import child
+from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.features import Features
+from complete_verifier.bab.outcome import BabOutcome
+from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bounds.incomplete import verify_region
+from complete_verifier.bounds.root import Root
+from complete_verifier.bounds.settings import BoundSettings
+from complete_verifier.model.network import Network, load_network
+from complete_verifier.specification import Region, read_vnnlib
+from tests.regression.user_runs import BENCHMARKS
+from tests.unit.bounds.region_cases import at_most, mlp, network_of, region
+
+BETA = BetaOptions(iterations=6, alpha_rate=0.1, beta_rate=0.1)
+SETTINGS = BabSettings(batch_size=64, beta=BETA, reduceop="max", synchronous=True)
+
+
+def _run(network: Network, where: Region, root: Root, settings: BabSettings, memory: int | None):
+    context = BabContext(
+        network=network,
+        region=where,
+        bounds=BoundOptions(memory_bytes=memory),
+        confirm=lambda *_: None,
+        memory_used=lambda: 0.0,
+    )
+    return activation_branch_and_bound(root, context, settings)
+
+
+def _wide(seed: int = 0) -> tuple[Network, Region, Root]:
+    """Wide enough that a product's bits depend on its number of rows."""
+    torch.manual_seed(seed)
+    network = network_of(mlp(200, 96, 96, 2), (200,))
+    where = region([-0.05] * 200, [0.05] * 200, at_most([1.0, -1.0], 0.0))
+    root = verify_region(network, where, BoundSettings(method="crown")).root
+    assert root is not None
+    return network, where, root
+
+
+def _children(bounding: Bounding, count: int) -> DomainBatch:
+    """`count` subproblems of the root, each with other splits."""
+    width = bounding.clauses.index.shape[1]
+    slopes = bounding.features.join_alphas(bounding.root.alphas)[:, 0]
+    batch = DomainBatch(
+        clause=torch.zeros(count, dtype=torch.int64),
+        path=torch.ones(count, dtype=torch.int64),
+        depth=torch.zeros(count, dtype=torch.int64),
+        splits=torch.zeros(count, 0, dtype=torch.int32),
+        points=torch.zeros(count, 0),
+        betas=torch.zeros(count, width, 0),
+        alphas=slopes[bounding.clauses.index[:1]].expand(count, -1, -1),
+        ranges=bounding.root_ranges(count),
+        margin=torch.full((count,), -torch.inf, dtype=torch.float64),
+    )
+    unstable = bounding.features.unstable.nonzero().squeeze(1)
+    for level in range(2):
+        feature = unstable[(torch.arange(count) * (3 + level) + level) % len(unstable)]
+        batch = child(batch, feature, torch.arange(count) % 2 * 2 - 1)
+    return batch
+
+
+def _bounding(root: Root, *, in_tiles: bool) -> Bounding:
+    clauses = OpenClauses.of(root, 0.0)
+    return Bounding(root, Features.of(root), clauses, BoundOptions(), in_tiles=in_tiles)
+
+
+def test_a_subproblem_has_the_same_bits_alone_and_among_others() -> None:
+    _, _, root = _wide()
+    bounding = _bounding(root, in_tiles=True)
+    batch = _children(bounding, 150)
+    together = bounding.optimize(batch, replace(BETA, prune_ratio=None), stop_early=False)
+    for chosen in ([149], [3, 77], list(range(140, 20, -1))):
+        index = torch.tensor(chosen)
+        alone = bounding.optimize(
+            batch.select(index), replace(BETA, prune_ratio=None), stop_early=False
+        )
+        assert torch.equal(alone.margin, together.margin[index])
+        assert torch.equal(alone.alphas, together.alphas[index])
+        assert torch.equal(alone.betas, together.betas[index])
+        assert torch.equal(bounding.evaluate(batch.select(index)), bounding.evaluate(batch)[index])
+
+
+def test_without_tiles_the_bits_do_depend_on_the_batch() -> None:
+    """What makes the test above worth its name on this machine's kernels."""
+    _, _, root = _wide()
+    bounding = _bounding(root, in_tiles=False)
+    batch = _children(bounding, 150)
+    together = bounding.evaluate(batch)
+    alone = torch.cat([bounding.evaluate(batch.select(torch.tensor([b]))) for b in range(150)])
+    if torch.equal(alone, together):
+        pytest.skip("this machine's products do not depend on the number of rows")
+    assert torch.allclose(alone, together, atol=1e-5)
+
+
+def test_two_runs_leave_the_same_subproblems_with_the_same_bits() -> None:
+    network, where, root = _wide()
+    settings = replace(SETTINGS, batch_size=16, max_iterations=5)
+    one = _run(network, where, root, settings, None)
+    other = _run(network, where, root, settings, 30_000)
+    assert one == other and one.fingerprint != 0
+    assert one.rounds == 5 and one.domains_visited > 50
+    eager = replace(settings, synchronous=False, beta=replace(BETA, iterations=7))
+    assert _run(network, where, root, eager, None).fingerprint != one.fingerprint
+
+
+def test_neither_the_batch_grows_nor_does_the_order_follow_the_depth() -> None:
+    """Memory is at hand, yet 2 rounds of 4 subproblems stay rounds of 4."""
+    network, where, root = _wide()
+    settings = replace(SETTINGS, batch_size=4, max_iterations=6, min_batch_ratio=0.0)
+    settings = replace(settings, method="babsr", beta=BetaOptions(iterations=0))
+
+    def visited(settings: BabSettings) -> int:
+        return _run(network, where, root, settings, None).domains_visited
+
+    assert visited(settings) == 2 + 4 + 8 * 4
+    assert visited(replace(settings, synchronous=False)) == 2 + 4 + 8 + 16 + 32 + 64
+    fixed = replace(settings, synchronous=False, enlarge=False)
+    assert visited(fixed) == 2 + 4 + 8 * 4
+    deep = _run(network, where, root, replace(settings, worst_first=False), None)
+    assert deep == _run(network, where, root, settings, None)
+
+
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason=f"no benchmarks at {BENCHMARKS}")
+def test_two_runs_of_mnist_256x6_agree_bit_for_bit() -> None:
+    """`scripts/synchronous_twice.py` does it with a batch of 512 and ten rounds."""
+    folder = BENCHMARKS / "vnncomp2022" / "mnist_fc"
+    network = load_network(folder / "onnx" / "mnist-net_256x6.onnx", OneRankWeights(), check=False)
+    (where,) = read_vnnlib(folder / "vnnlib" / "prop_0_0.05.vnnlib").regions
+    root = verify_region(network, where, BoundSettings(method="crown")).root
+    assert root is not None
+    settings = replace(SETTINGS, max_iterations=3, beta=replace(BETA, iterations=3))
+    outcomes: list[BabOutcome] = [
+        _run(network, where, root, settings, memory) for memory in (None, 1 << 22)
+    ]
+    assert outcomes[0] == outcomes[1] and outcomes[0].domains_visited > 64
