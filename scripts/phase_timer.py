@@ -17,6 +17,7 @@ from complete_verifier.bab.input_attack import InputAttack
 from complete_verifier.bab.input_bounds import InputBounds
 from complete_verifier.bab.input_pool import BoxPool
 from complete_verifier.bab.pool import DomainPool
+from complete_verifier.bab.tree_attack import TreeAttack
 
 REST = "rest"
 
@@ -39,6 +40,7 @@ ACTIVATION_PHASES = (
     Watched(DomainPool, "add", "pool"),
     Watched(DomainPool, "take", "pool"),
     Watched(BabContext, "try_points", "attack"),
+    Watched(TreeAttack, "look", "attack"),
 )
 INPUT_PHASES = (
     Watched(InputBounds, "bound", "bounding"),
