@@ -1,0 +1,106 @@
+"""Start processes and ranks, and read what they found out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = Path(__file__).resolve().parent / "bound_worker.py"
+_TAIL = 15
+
+
+class RunFailedError(RuntimeError):
+    """A run ended with an error; the message holds its last lines."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the runs of an experiment are made.
+
+    Attributes:
+        scale: small (two CPU cores, 15 minutes) or paper (GPUs).
+        folder: where tables and records go.
+        benchmarks: the folder of the VNN-COMP files.
+        threads: per rank.
+        only: if not empty, only rows of these names.
+    """
+
+    scale: str
+    folder: Path
+    benchmarks: Path
+    threads: int = 1
+    only: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Where the ranks compute."""
+        return "cuda" if self.scale == "paper" else "cpu"
+
+    def wanted(self, name: str) -> bool:
+        """Whether the row `name` is to be made."""
+        return not self.only or name in self.only
+
+
+def bound(setting: Setting, network: str, ranks: int, *flags: str) -> dict[str, Any]:
+    """Bound a network on `ranks` ranks (`bound_worker`); returns what rank 0 reports."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out.json"
+        arguments = [network, "--out", str(out), "--device", setting.device, *flags]
+        _start(setting, ranks, [str(WORKER), *arguments])
+        found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def verify(setting: Setting, config: str, ranks: int, *flags: str) -> dict[str, Any]:
+    """Verify the one instance of a config of exp_configs/fsdp; returns its record."""
+    name = f"{config}_{ranks}"
+    out = (setting.folder / "records" / f"{name}.json").resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    arguments = [str(ROOT / "abcrown.py"), "--config"]
+    arguments += [str(ROOT / "exp_configs" / "fsdp" / f"{config}.yaml"), "--measure_memory"]
+    arguments += ["--result_json", str(out), "--results_file", str(out.with_suffix(".txt"))]
+    arguments += ["--device", setting.device, *flags]
+    _start(setting, ranks, arguments)
+    (record,) = json.loads(out.read_text())
+    if record["verdict"] == "error":
+        raise RunFailedError(f"{config} on {ranks} rank(s): {record['reason']}")
+    found: dict[str, Any] = record
+    return found
+
+
+def _start(setting: Setting, ranks: int, command: Sequence[str]) -> None:
+    """Run `command` as one plain process or under torchrun.
+
+    Raises:
+        RunFailedError: it ended with another exit code than 0.
+    """
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc_per_node", str(ranks), "--"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(setting.threads)}
+    environment["MKL_NUM_THREADS"] = str(setting.threads)
+    environment["PYTHONPATH"] = str(ROOT)
+    print(f"  {ranks} rank(s): {' '.join(Path(part).name for part in command)}", flush=True)
+    start = time.monotonic()
+    result = subprocess.run(
+        [*launcher, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(f"    {time.monotonic() - start:.0f} s", flush=True)
+    if result.returncode:
+        tail = "\n".join((result.stderr + result.stdout).strip().splitlines()[-_TAIL:])
+        raise RunFailedError(f"exit code {result.returncode} of {' '.join(command)}:\n{tail}")

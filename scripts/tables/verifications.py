@@ -1,0 +1,98 @@
+"""Whole verifications of a config of exp_configs/fsdp on one rank and on several, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tables.ranks import Setting, verify
+from tables.table import MEGABYTE, Bars, saving, worst
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table.
+
+    Attributes:
+        name: of the row.
+        config: of exp_configs/fsdp, without suffix.
+        paper_subproblems, paper_one, paper_two: published counts and peaks (MB, one GPU and per
+            rank of two); None where none are.
+        flags: for the verifier, besides those of the config.
+    """
+
+    name: str
+    config: str
+    paper_subproblems: int | None
+    paper_one: float | None
+    paper_two: float | None
+    flags: tuple[str, ...] = ()
+
+
+HEADINGS = (
+    "instance",
+    "P",
+    "paper subproblems",
+    "subproblems",
+    "paper peak MB",
+    "peak MB",
+    "saved %",
+    "weights MB",
+    "gathered MB",
+    "A MB",
+    "α, β MB",
+    "other MB",
+    "verdict",
+    "same bounds",
+    "seconds",
+    "time, P = 1 is 1",
+)
+BARS = Bars("peak, MB per rank", ("paper peak MB", "peak MB"))
+
+
+def compare(
+    setting: Setting, cases: Sequence[Case], worlds: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """A row per case and number of ranks; the first number of ranks is what others are held to."""
+    rows: list[tuple[Any, ...]] = []
+    for case in cases:
+        if setting.wanted(case.name):
+            records = [verify(setting, case.config, ranks, *case.flags) for ranks in worlds]
+            rows += [
+                _row(case, ranks, record, records[0])
+                for ranks, record in zip(worlds, records, strict=True)
+            ]
+    return rows
+
+
+def _row(
+    case: Case, ranks: int, record: dict[str, Any], reference: dict[str, Any]
+) -> tuple[Any, ...]:
+    memory = record["memory"]
+    peak = worst(memory["peak_bytes"])
+    kinds = memory["peak_by_kind"][memory["peak_bytes"].index(peak)]
+    published = {1: case.paper_one, 2: case.paper_two}.get(ranks)
+    seconds = record["seconds"]["total"]
+    return (
+        f"{case.name}, P={ranks}",
+        ranks,
+        case.paper_subproblems if ranks <= 2 else None,
+        record["bab"]["domains_visited"],
+        published,
+        peak / MEGABYTE,
+        saving(peak, worst(reference["memory"]["peak_bytes"])),
+        *(
+            kinds[kind] / MEGABYTE
+            for kind in ("weights", "gathered_weights", "a_matrices", "alpha_beta", "other")
+        ),
+        record["verdict"],
+        "yes" if same_answer(record, reference) else "NO",
+        seconds,
+        seconds / reference["seconds"]["total"],
+    )
+
+
+def same_answer(record: dict[str, Any], reference: dict[str, Any]) -> bool:
+    """Whether verdict, all bounds and branch and bound's counts are equal, bit for bit."""
+    return all(record[key] == reference[key] for key in ("verdict", "bounds", "bab"))
