@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,7 +92,7 @@ class InstanceRun:
         start = self._clock.seconds()
         result = attack_specification(
             self._network.forward,
-            self._specification,
+            self._unproven(),
             self._effort.attack,
             self._effort.seed,
             self._confirm,
@@ -108,6 +109,14 @@ class InstanceRun:
             reason=_sat_reason(result.counterexample),
             counterexample=result.counterexample,
         )
+
+    def _unproven(self) -> Specification:
+        """The specification without the clauses that a glance excluded: no attack can meet them."""
+        regions = list(self._specification.regions)
+        for number, verification in self._verifications.items():
+            with suppress(NonFiniteBoundError):  # `_bound` meets it again and tells
+                regions[number] = verification.remaining()
+        return replace(self._specification, regions=tuple(regions))
 
     def _confirm(self, region: Region, point: np.ndarray) -> Counterexample | None:
         """Replay a candidate on rank 0 and tell the others, so that all go the same way."""

@@ -7,7 +7,7 @@ Not proven means nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -99,6 +99,7 @@ class RegionVerification:
 
     def __init__(self, network: Network, region: Region, settings: BoundSettings) -> None:
         self.settings = settings
+        self.region = region
         self.graph: Graph = network.graph
         self.rows = output_rows(region.clauses, network.num_outputs)
         self.box = input_box(network.graph, region)
@@ -124,6 +125,15 @@ class RegionVerification:
         if self._pass is None:
             return self._known or RegionBounds(proven=False)
         return RegionBounds(proven=bool(self._pass.excluded.all()), crown=self._pass.margins)
+
+    def remaining(self) -> Region:
+        """The region without the clauses that the first bounds exclude."""
+        if self.first().proven:
+            return replace(self.region, clauses=())
+        if self._pass is None:
+            return self.region
+        pairs = zip(self.region.clauses, self._pass.excluded, strict=True)
+        return replace(self.region, clauses=tuple(clause for clause, gone in pairs if not gone))
 
     def finish(self) -> RegionBounds:
         """The best bounds the settings allow, with the root for branching if they leave it open.
