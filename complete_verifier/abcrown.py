@@ -27,6 +27,7 @@ if not __package__:
 from auto_LiRPA_patches.errors import RankMismatchError, RanksDisagreeError, VerifierError
 from auto_LiRPA_patches.sharding.launch import Launch, read_launch
 from complete_verifier.config import LoadedConfig, describe_config, load_config
+from complete_verifier.heap import keep_freed_memory
 from complete_verifier.logs import make_log_folder, rank_logging
 
 logger = logging.getLogger("abcrown")
@@ -74,6 +75,7 @@ def _run(loaded: LoadedConfig, launch: Launch) -> int:
     from complete_verifier.session import open_session
     from complete_verifier.stand_ins import make_stand_ins
 
+    keep_freed_memory()
     with rank_logging(launch, loaded.rank_logs):
         _let_others_end(launch)
         try:

@@ -37,6 +37,7 @@ from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome
 from complete_verifier.bounds.incomplete import RegionBounds, verify_region
 from complete_verifier.bounds.settings import BoundSettings
+from complete_verifier.heap import keep_freed_memory
 from complete_verifier.model.network import Network, load_network
 from complete_verifier.model.replay import run_onnx
 from complete_verifier.specification import Region, read_vnnlib
@@ -237,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the instance of the command line; exit code 1 if it cannot be measured."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     try:
         case = open_case(options)
         if case is None:

@@ -6,7 +6,7 @@ bounds take). Remove this file when it no longer does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,18 +59,31 @@ class ProjectedAdam:
 
     def descend(self, loss: Tensor) -> None:
         """One step against the gradient of `loss`, which is released."""
-        leaves = [tensor for group in self._groups for tensor in group.tensors]
         with counted_as(MemoryKind.COEFFICIENTS):
-            torch.autograd.backward(loss, inputs=leaves)
-        count_as(MemoryKind.MULTIPLIERS, *(t.grad for t in leaves if t.grad is not None))
+            gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True)
+        count_as(MemoryKind.MULTIPLIERS, *(own for own in gradients if own is not None))
+        self.move(gradients)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is optimised, group by group."""
+        return [tensor for group in self._groups for tensor in group.tensors]
+
+    def move(self, gradients: Iterable[Tensor | None], *, ascend: bool = False) -> None:
+        """One step against gradients, or along them; then the projection.
+
+        Args:
+            gradients: one for each of `tensors`; None where the tensor stays as it is.
+        """
         self._steps += 1
+        found = iter(gradients)
         with torch.no_grad():
             for group in self._groups:
-                moved = [(t, t.grad) for t in group.tensors if t.grad is not None]
+                pairs = zip(group.tensors, found, strict=False)
+                moved = [(tensor, own) for tensor, own in pairs if own is not None]
                 if moved:
-                    self._step(moved, group.rate * self._scale)
+                    self._step(moved, group.rate * self._scale, ascend)
                 for tensor in group.tensors:
-                    tensor.grad = None
                     if group.low is not None or group.high is not None:
                         tensor.clamp_(group.low, group.high)
         self._scale *= self._decay
@@ -86,7 +99,7 @@ class ProjectedAdam:
                     )
         self._groups, self._moments = groups, moments
 
-    def _step(self, moved: list[tuple[Tensor, Tensor]], rate: float) -> None:
+    def _step(self, moved: list[tuple[Tensor, Tensor]], rate: float, ascend: bool) -> None:
         # One fused pass over each tensor instead of seven.
         tensors = [tensor for tensor, _ in moved]
         moments = [self._moments[id(tensor)] for tensor in tensors]
@@ -103,5 +116,5 @@ class ProjectedAdam:
             weight_decay=0.0,
             eps=_EPSILON,
             amsgrad=False,
-            maximize=False,
+            maximize=ascend,
         )

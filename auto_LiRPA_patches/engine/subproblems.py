@@ -9,7 +9,7 @@ Reference: Wang et al. 2021 (arXiv 2103.06624), theorem 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.adam import ParameterGroup, ProjectedAdam
+from auto_LiRPA_patches.engine.attained import attained_values, corner
 from auto_LiRPA_patches.engine.backward import Observe, lower_bounds
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.point_splits import PointSplits
@@ -24,8 +25,8 @@ from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import BatchRows
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.operators.lines import Lines
-from auto_LiRPA_patches.operators.relu import Relu
+from auto_LiRPA_patches.operators.lines import Lines, TakenLines
+from auto_LiRPA_patches.operators.relu import Relu, ReluRelaxation
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 
@@ -93,11 +94,29 @@ class Subproblems:
             state.set_bounds(node, bounds)
         return state
 
+    def attained(self, state: Relaxations) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
+        """Lower bounds as `lower`, and where they are attained.
+
+        Returns:
+            The bounds ``[S, B]``; per activation the coefficients ``[S, B, N]`` of its output,
+            under index 0 those of the input; and per activation the values ``[S, B, F]`` of its
+            relaxed features. No gradient.
+        """
+        seen: dict[int, Tensor] = {}
+        taken: dict[int, TakenLines] = {}
+        with torch.no_grad():
+            lower = self.lower(state, seen.__setitem__, taken)
+            values = {}
+            if 0 in seen:
+                point = corner(seen[0], self.box)
+                values = attained_values(self.graph, point, taken)
+        return lower, {index: coeffs.flatten(2) for index, coeffs in seen.items()}, values
+
     def lower(
         self,
         state: Relaxations,
         observe: Observe | None = None,
-        probes: Mapping[int, Tensor] | None = None,
+        taken: dict[int, TakenLines] | None = None,
     ) -> Tensor:
         """Lower bounds ``[S, B]`` with the present α and β; differentiable in both.
 
@@ -106,27 +125,25 @@ class Subproblems:
         Args:
             state: of `relaxations`.
             observe: see `lower_bounds`.
-            probes: per activation zeros ``[S, B, F]`` that are added to its input's coefficients;
-                the bound's gradient in them is the value of each feature where the bound is
-                attained.
+            taken: filled with the lines that each activation took, see `attained_values`; then
+                there is no gradient.
         """
         against = self.against
 
         def lines_at(index: int) -> object:
             lines = state.lines(index, self.alphas)
-            beta, sign = self.betas.get(index), against.get(index)
-            probe = None if probes is None else probes.get(index)
             if not isinstance(lines, Lines):
                 return lines
-            constant = None
+            beta, sign = self.betas.get(index), against.get(index)
             if beta is not None and index in self.cuts:
                 shift, constant = self.cuts[index].penalty(beta)
+                lines = replace(lines, shift=shift, constant=constant)
             elif beta is not None and sign is not None:
-                shift = beta * sign
-            else:
-                return lines if probe is None else replace(lines, shift=probe)
-            shift = shift if probe is None else shift + probe
-            return replace(lines, shift=shift, constant=constant)
+                lines = replace(lines, shift=beta * sign)
+            if taken is None:
+                return lines
+            taken[index] = TakenLines(lines)
+            return taken[index]
 
         rows = BatchRows(self.rows)
         return lower_bounds(self.graph, self.box, self.graph.output, rows, lines_at, observe)
@@ -193,6 +210,7 @@ class _Descent:
         self.place = torch.arange(batch.count, device=batch.rows.device)
         self.working = _leaves(batch, None)
         self.state = batch.relaxations()
+        self.gradient = _gradient_of(batch.graph)
         self.adam = ProjectedAdam(self._groups(), options.decay)
 
     def run(
@@ -203,15 +221,16 @@ class _Descent:
     ) -> Optimized:
         options = self.options
         for iteration in range(options.iterations + 1):
-            lower = self.working.lower(self.state)
+            lower, gradients = self.gradient(self.working, self.state)
             last = iteration == options.iterations
-            self._keep(lower.detach())
+            self._keep(lower)
             wanted = open_rows(self.best)[:, self.place]
             if stop_early and not bool(wanted.any()):
                 break
-            if last or not lower.requires_grad or out_of_time(0.0):
+            if last or out_of_time(0.0):
                 break
-            self.adam.descend(-torch.where(wanted, lower, torch.zeros_like(lower)).sum())
+            # Those that are done move on with the others; what they met best is kept.
+            self.adam.move(gradients(), ascend=True)
             if options.prune_ratio is not None and iteration % _NARROW_EVERY == _NARROW_EVERY - 1:
                 self._narrow(wanted.any(dim=0), options.prune_ratio)
         return replace(self.kept, lower=self.best)
@@ -219,16 +238,25 @@ class _Descent:
     def _keep(self, lower: Tensor) -> None:
         """Take over bounds that improved, with their α and β (whole rows: no mask, no where)."""
         better = lower > self.best[:, self.place]
+        if bool(better.all()) and len(self.place) == self.best.shape[1]:
+            self.best.copy_(lower)
+            for own, kept in self._own_and_kept():
+                kept.copy_(own.detach())
+            return
         self.best[:, self.place] = torch.where(better, lower, self.best[:, self.place])
+        for row in range(better.shape[0]):
+            chosen = better[row].nonzero().squeeze(1)
+            for own, kept in self._own_and_kept():
+                source = own.detach()[..., row, :, :].index_select(-2, chosen)
+                kept[..., row, :, :].index_copy_(-2, self.place[chosen], source)
+
+    def _own_and_kept(self) -> Iterator[tuple[Tensor, Tensor]]:
         for own, kept in (
             (self.working.alphas, self.kept.alphas),
             (self.working.betas, self.kept.betas),
         ):
             for index, tensor in own.items():
-                for row in range(better.shape[0]):
-                    chosen = better[row].nonzero().squeeze(1)
-                    source = tensor.detach()[..., row, :, :].index_select(-2, chosen)
-                    kept[index][..., row, :, :].index_copy_(-2, self.place[chosen], source)
+                yield tensor, kept[index]
 
     def _narrow(self, unfinished: Tensor, ratio: float) -> None:
         """Go on without the finished subproblems once they are worth the copying."""
@@ -250,6 +278,72 @@ class _Descent:
 
 
 _NARROW_EVERY = 4
+
+_Gradients = Callable[[], list[Tensor | None]]
+"""For each α, then each β: the gradient of the sum of the bounds in it."""
+
+
+def _gradient_of(graph: Graph) -> Callable[[Subproblems, Relaxations], tuple[Tensor, _Gradients]]:
+    """How bounds ``[S, B]`` and their gradients are computed."""
+    return _in_closed_form if relu_like(graph) else _by_autograd
+
+
+def _by_autograd(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gradients]:
+    lower = batch.lower(state)
+    leaves = [*batch.alphas.values(), *batch.betas.values()]
+
+    def gradients() -> list[Tensor | None]:
+        if not lower.requires_grad:
+            return [None] * len(leaves)
+        return list(torch.autograd.grad(lower.sum(), leaves, allow_unused=True))
+
+    return lower.detach(), gradients
+
+
+def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gradients]:
+    """For ReLU: with A the coefficients of its output and z its input where the bound is attained,
+    ``max(A, 0) z`` in α (zero where it is stable), and ``-s z`` in β.
+    """
+    at_input: list[Tensor] = []
+    taken: dict[int, TakenLines] = {}
+
+    def observe(index: int, coeffs: Tensor) -> None:
+        if index == 0:
+            at_input.append(coeffs)
+
+    with torch.no_grad():
+        lower = batch.lower(state, observe, taken)
+
+    def gradients() -> list[Tensor | None]:
+        values = {}
+        if at_input:
+            point = corner(at_input.pop(), batch.box)
+            values = attained_values(batch.graph, point, taken)
+        with counted_as(MemoryKind.MULTIPLIERS):
+            return [
+                *(_in_alpha(state, index, taken, values) for index in batch.alphas),
+                *(
+                    batch.against[index] * values[index] if index in values else None
+                    for index in batch.betas
+                ),
+            ]
+
+    return lower, gradients
+
+
+def _in_alpha(
+    state: Relaxations,
+    index: int,
+    taken: Mapping[int, TakenLines],
+    values: Mapping[int, Tensor],
+) -> Tensor | None:
+    if index not in values:
+        return None
+    gradient = values[index] * taken[index].positive
+    relaxation = state.relaxation(index)
+    if isinstance(relaxation, ReluRelaxation) and relaxation.open_mask is not None:
+        gradient.mul_(relaxation.open_mask)
+    return gradient.unsqueeze(0)
 
 
 def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:

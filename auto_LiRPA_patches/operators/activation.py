@@ -17,7 +17,7 @@ from torch import Tensor
 
 from auto_LiRPA_patches.operators.base import Operator
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.operators.lines import Lines, step_through
+from auto_LiRPA_patches.operators.lines import Lines, LineStep
 from auto_LiRPA_patches.sharding.weights import WeightSource
 
 
@@ -91,9 +91,9 @@ class Activation(Operator):
     def backward(
         self, weights: WeightSource, coeffs: Tensor, lines: Any | None
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        if not isinstance(lines, Lines):
+        if not isinstance(lines, LineStep):
             raise TypeError(f"{self.name}: an activation needs the lines of its input's bounds")
-        below, bias = step_through(coeffs.flatten(2), lines)
+        below, bias = lines.step(coeffs.flatten(2))
         return (below.view(*coeffs.shape[:2], *self.input_shapes[0]),), bias
 
 

@@ -10,6 +10,7 @@ arXiv 1811.00866, theorem 3.2).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,16 @@ from torch import Tensor
 from auto_LiRPA_patches.operators.base import sum_bias
 
 
+class LineStep(ABC):
+    """What an activation's backward step needs of its relaxation."""
+
+    @abstractmethod
+    def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Coefficients ``[S, B, N]`` of the output: those of the input, and a bias ``[S, B]``."""
+
+
 @dataclass(frozen=True)
-class Lines:
+class Lines(LineStep):
     """Lines of one node for a set of rows; s is 1 (shared by all rows) or S (one per row).
 
     Attributes:
@@ -42,6 +51,22 @@ class Lines:
     shift: Tensor | None = None
     constant: Tensor | None = None
 
+    def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `step_through`."""
+        return step_through(coeffs, self)
+
+    def features(self, values: Tensor) -> Tensor:
+        """``[S, B, N]`` at the features relaxed: ``[S, B, F]``."""
+        return values if self.index is None else values.index_select(2, self.index)
+
+    def put(self, values: Tensor, relaxed: Tensor) -> Tensor:
+        """``values [S, B, N]`` through the exact slopes, those relaxed being ``[S, B, F]``."""
+        if self.index is None:
+            return relaxed
+        if self.pass_through is None:
+            raise ValueError("lines over some features need the slope of the others")
+        return (values * self.pass_through).index_copy_(2, self.index, relaxed)
+
 
 def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
     """Backward step of ``coeffs [S, B, N]`` through `lines`: new coefficients and bias ``[S, B]``.
@@ -60,6 +85,50 @@ def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
         lines.pass_through,
     )
     return below, sum_bias([bias, lines.constant])
+
+
+class TakenLines(LineStep):
+    """Lines, and which of them a backward pass took; there is no gradient through the step.
+
+    With A the coefficients of the outputs, the bound is attained where each element lies on its
+    lower line (A > 0) or its upper one. `value` goes back up from there, and gives the gradient of
+    the bound: with v the inputs' values there, that in the lower slopes is ``max(A, 0) v``, and
+    that in `shift` is v.
+
+    Attributes:
+        lines: the two lines of each element.
+        positive: ``[S, B, F]`` max(A, 0), after the step.
+    """
+
+    def __init__(self, lines: Lines) -> None:
+        """Nothing is taken before the step."""
+        self.lines = lines
+        self.positive = lines.lower_slope.new_zeros(())
+
+    def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As `step_through`; keeps the positive coefficients alone."""
+        lines = self.lines
+        relaxed = lines.features(coeffs)
+        positive, negative = relaxed.clamp(min=0), relaxed.clamp(max=0)
+        self.positive = positive
+        through = (positive * lines.lower_slope).addcmul_(negative, lines.upper_slope)
+        if lines.shift is not None:
+            through.add_(lines.shift)
+        below = _dot(positive, lines.lower_intercept)
+        above = None
+        if lines.upper_intercept is not None:
+            above = negative.mul_(lines.upper_intercept).sum(-1)
+        return lines.put(coeffs, through), sum_bias([below, above, lines.constant])
+
+    def value(self, inputs: Tensor) -> Tensor:
+        """The outputs ``[S, B, N]`` on the lines taken, for ``inputs [S, B, N]``."""
+        lines = self.lines
+        own = lines.features(inputs)
+        upper = _on_line(own, lines.upper_slope, lines.upper_intercept)
+        # upper + (lower - upper) where A > 0, without a mask.
+        change = _on_line(own, lines.lower_slope, lines.lower_intercept).sub_(upper)
+        upper.add_(torch.ops.aten.threshold_backward(change, self.positive, 0.0))
+        return lines.put(inputs, upper)
 
 
 class _LinesStep(torch.autograd.Function):
@@ -149,6 +218,11 @@ def _line_gradient(
     if intercept is not None and grad_bias is not None:
         gradient.addcmul_(grad_bias, intercept)
     return gradient
+
+
+def _on_line(values: Tensor, slope: Tensor, intercept: Tensor | None) -> Tensor:
+    """A new tensor."""
+    return values * slope if intercept is None else torch.addcmul(intercept, values, slope)
 
 
 def _dot(coeffs: Tensor, intercept: Tensor | None) -> Tensor | None:

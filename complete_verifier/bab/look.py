@@ -30,19 +30,13 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
     points = []
     box = bounding.root.box
     for part in bounding.parts(batch):
-        seen: dict[int, Tensor] = {}
         problem = bounding.subproblems(part, bounding.signs(part))
-        probes = {
-            index: torch.zeros_like(alpha[0]).requires_grad_(True)
-            for index, alpha in problem.alphas.items()
-        }
         state = problem.relaxations()
-        lower = problem.lower(state, seen.__setitem__, probes)
-        values = torch.autograd.grad(lower.sum(), list(probes.values()), allow_unused=True)
-        margins = lower.detach().double() - bounding.thresholds(part)
+        lower, seen, values = problem.attained(state)
+        margins = lower.double() - bounding.thresholds(part)
         row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
         every = torch.arange(part.count, device=row.device)
-        own = {index: table.detach().flatten(2)[row, every] for index, table in seen.items()}
+        own = {index: table[row, every] for index, table in seen.items()}
         at_input = own.pop(0, None)
         if at_input is not None:
             center, radius = box.center.flatten(1), box.radius.flatten(1)
@@ -50,8 +44,8 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
         tables.append(own)
         attained.append(
             {
-                index: (torch.zeros_like(probe) if value is None else value)[row, every]
-                for (index, probe), value in zip(probes.items(), values, strict=True)
+                index: values[index][row, every] if index in values else torch.zeros_like(a[0][0])
+                for index, a in problem.alphas.items()
             }
         )
         slopes.append({index: a[0][row, every] for index, a in problem.alphas.items()})

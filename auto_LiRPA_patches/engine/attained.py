@@ -1,0 +1,71 @@
+"""Where a bound is attained: the input, and every value on the lines the backward pass took.
+
+The bound of a functional over a box is its linear form's smallest value, taken at a corner x*. With
+each activation replaced by the line that its coefficient took, the network is a linear function
+that has exactly this value at x*. Carried up through it, x* gives each activation's input z, and z
+is the gradient of the bound in the coefficient of that input. So the bound's gradient in α and β
+costs the same products as a backward pass of autograd, with no graph and little else kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.operators.lines import TakenLines
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
+
+
+def corner(coeffs: Tensor, box: Interval) -> Tensor:
+    """An input ``[S, B, *shape]`` at which ``coeffs [S, B, *shape]`` are smallest over the box."""
+    return torch.addcmul(box.center, coeffs.sign(), box.radius, value=-1)
+
+
+def attained_values(
+    graph: Graph, point: Tensor, taken: Mapping[int, TakenLines]
+) -> dict[int, Tensor]:
+    """The inputs of the activations where the bounds are attained.
+
+    Args:
+        graph: a network whose only relaxed nodes are activations.
+        point: ``[S, B, *input_shape]``, of `corner`.
+        taken: per activation that the backward pass met, the lines it took.
+
+    Returns:
+        Per activation in `taken`, ``[S, B, F]`` at its relaxed features. No gradient.
+    """
+    rows = point.shape[:2]
+    needed = _below(graph, taken)
+    graph.weights.expect(graph.handles(sorted(needed)))
+    order = sorted((needed | set(taken)) - {0})
+    last_use = {source: index for index in order for source in graph.nodes[index].inputs}
+    values = {0: point.flatten(0, 1)}
+    found = {}
+    with torch.no_grad(), counted_as(MemoryKind.COEFFICIENTS):
+        for index in order:
+            node = graph.nodes[index]
+            if index in taken:
+                own = values[node.inputs[0]].unflatten(0, rows).flatten(2)
+                found[index] = taken[index].lines.features(own)
+                if index in needed:
+                    values[index] = taken[index].value(own).view(-1, *node.shape)
+            elif node.operator is not None:
+                sources = (values[source] for source in node.inputs)
+                values[index] = node.operator.forward(graph.weights, *sources)
+            for source in set(node.inputs):
+                if last_use[source] == index:
+                    del values[source]
+    return found
+
+
+def _below(graph: Graph, taken: Mapping[int, TakenLines]) -> set[int]:
+    """The nodes that the inputs of `taken` are computed from."""
+    needed = {source for index in taken for source in graph.nodes[index].inputs}
+    for index in range(max(needed, default=0), 0, -1):
+        if index in needed:
+            needed.update(graph.nodes[index].inputs)
+    return needed
