@@ -85,6 +85,7 @@ def input_split_settings(config: Config) -> InputSplitSettings:
             iterations=alpha.input_split_alpha_iteration if alpha.alpha else 0,
             learning_rate=alpha.input_split_lr_alpha,
             decay=alpha.lr_decay,
+            early_stop=not config.bab.force_synchronous,
         ),
         ibp_enhancement=split.ibp_enhancement,
         compare_with_old_bounds=split.compare_with_old_bounds,

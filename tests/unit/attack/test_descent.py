@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from auto_LiRPA_patches.engine.options import BoundOptions
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.attack.descent import descend
-from complete_verifier.bab.tree_attack import is_due
+from complete_verifier.bab.context import BabContext
+from complete_verifier.bab.tree_attack import TreeAttack, is_due
 from complete_verifier.specification import Clause, Region
-from tests.unit.bounds.region_cases import at_most, region
+from tests.unit.bounds.region_cases import at_most, mlp, network_of, region
 
 
 def bowl(x: torch.Tensor) -> torch.Tensor:
@@ -83,3 +85,26 @@ def test_points_are_moved_often_at_first_and_rarely_later(period: int) -> None:
     due = [number for number in range(100) if is_due(number, period)]
     assert due[:5] == [0, 1, 2, 4, 8]
     assert all(number % period == 0 for number in due if number > period)
+
+
+def test_the_tree_moves_the_points_of_a_batch_only_in_rounds_that_are_due() -> None:
+    torch.manual_seed(3)
+    network = network_of(mlp(4, 16, 12, 2), (4,))
+    grid = torch.rand(20_000, 4) * 2 - 1
+    values = (network.forward(grid) @ torch.tensor([1.0, -1.0])).detach()
+    points = grid[values > values.median()][:50].numpy()
+    limit = float(values.min() + 0.1 * (values.median() - values.min()))
+    where = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], limit))
+
+    def confirm(asked: Region, point: np.ndarray) -> Counterexample | None:
+        outputs = network.forward(torch.from_numpy(point)[None])[0].detach().numpy()
+        assert asked.contains_float32(point) and asked.violated_by(outputs)
+        return Counterexample(point, outputs)
+
+    context = BabContext(network=network, region=where, bounds=BoundOptions(), confirm=confirm)
+    attack = TreeAttack(context, period=16)
+    assert attack.look(points, 3) is None
+    assert attack.look(points, 4) is not None
+    assert attack.look(points[:0], 4) is None
+    nearest = grid[values.argmin()][None].numpy()
+    assert attack.look(np.concatenate([points, nearest]), 3) is not None
