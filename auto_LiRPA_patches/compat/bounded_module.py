@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from auto_LiRPA_patches.compat.upstream import import_upstream
+from auto_LiRPA_patches.compat.value_operators import value_operators
 from auto_LiRPA_patches.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def build_bounded_module(module: nn.Module, example_input: Tensor) -> BoundedMod
             bounded = BoundedModule(
                 module,
                 example_input,
-                # Any softmax but "complex" keeps the node whole: it has bounds here, a maximum has not.
+                # Any softmax but "complex" keeps the node whole; a maximum has no bounds here.
                 bound_opts={"conv_mode": "matrix", "softmax": "whole"},
                 device="cpu",
                 custom_ops=_Operators(),
@@ -97,6 +98,9 @@ def _operator_class(kind: str, attr: Mapping[str, Any]) -> type | None:
     from auto_LiRPA import bound_general
     from auto_LiRPA.bound_op_map import bound_op_map
 
+    own = value_operators()
+    if kind in own:
+        return own[kind]
     if kind in bound_op_map:
         return bound_op_map[kind]
     domain, _, name = kind.partition("::")

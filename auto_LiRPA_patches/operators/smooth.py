@@ -32,6 +32,8 @@ from auto_LiRPA_patches.operators.lines import Lines
 
 # Relative to the end points: below this width a quotient of differences is rounding noise.
 _NARROW = 1e-6
+# Slopes are cut here, where float32 still multiplies them by any sensible coefficient.
+_STEEPEST = 1e18
 # Keeps slope * end point zero where the slope is zero and the end point infinite.
 _LARGEST = 1e300
 
@@ -105,8 +107,8 @@ class Smooth(Activation):
         # Elsewhere the lines are horizontal. One is in every domain: no gradient meets an infinity.
         ones = torch.ones_like(lower)
         low, high = lower.where(usable, ones), upper.where(usable, ones)
-        flattest, steepest = (part.detach() for part in self.slope_range(low, high))
-        chord = self._chord(low, high)
+        flattest, steepest = (_finite(part.detach()) for part in self.slope_range(low, high))
+        chord = _finite(self._chord(low, high))
         zero = torch.zeros_like(chord)
         return SmoothRelaxation(
             None,
@@ -177,3 +179,8 @@ class Smooth(Activation):
         if not isinstance(relaxation, SmoothRelaxation):
             raise TypeError(f"{self.name}: expected a relaxation of a smooth function")
         return relaxation
+
+
+def _finite(slope: Tensor) -> Tensor:
+    """A slope that can be computed with; any slope is sound."""
+    return torch.nan_to_num(slope, nan=0.0).clamp(-_STEEPEST, _STEEPEST)
