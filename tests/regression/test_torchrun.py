@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import csv
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.regression.user_runs import LITTLE, ROOT, Run, read_json, save_mlp, vnnlib
+from tests.regression.user_runs import LITTLE, ROOT, Run, random_mlp, read_json, save_mlp, vnnlib
 
 pytestmark = pytest.mark.distributed
 
@@ -28,25 +31,45 @@ BATCH = (
     "--result_json", "out.json", *LITTLE,
 )  # fmt: skip
 
-# Wraps the program: rank 1 misbehaves when it reads the second property.
+# Wraps the program: rank 1 misbehaves at the so-many-th call of some function of the library.
 WRAPPER = """
-import os, sys, time
+import importlib, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from complete_verifier import reading
 from complete_verifier.abcrown import main
-from complete_verifier.specification import SpecificationError
-read = reading.read_vnnlib
 
-def misbehave(path):
-    if os.environ["RANK"] == "1" and path.name == "property_1.vnnlib":
+owner = importlib.import_module({module!r})
+*holders, name = {function!r}.split(".")
+for holder in holders:
+    owner = getattr(owner, holder)
+original, calls = getattr(owner, name), []
+
+def misbehave(*arguments, **options):
+    calls.append(1)
+    if os.environ["RANK"] == "1" and len(calls) == {call}:
         Path("moment").write_text(str(time.time()))
         {deed}
-    return read(path)
+    return original(*arguments, **options)
 
-reading.read_vnnlib = misbehave
+setattr(owner, name, misbehave)
 raise SystemExit(main())
 """
+KILL = "os.kill(os.getpid(), 9)"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rank 1 misbehaves: at a call, counted from 1, of a function looked up when called."""
+
+    module: str
+    function: str
+    call: int
+
+
+SECOND_PROPERTY = Place("complete_verifier.reading", "read_vnnlib", 2)
+SECOND_LOAD = Place("complete_verifier.model.network", "_read_network", 2)
+IN_BOUNDS = Place("complete_verifier.bounds.incomplete", "crown_bounds", 3)
+IN_BRANCHING = Place("complete_verifier.instance", "activation_branch_and_bound", 1)
 
 
 @dataclass(frozen=True)
@@ -56,31 +79,46 @@ class Launched(Run):
     ended: float
 
 
-def torchrun(folder: Path, script: Path, *arguments: str) -> Launched:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """One launcher with these arguments, in a process group of its own."""
     environment = {name: value for name, value in os.environ.items() if "RANK" not in name}
-    process = subprocess.run(
-        [*command, "2", str(script), *arguments],
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
         cwd=folder,
         env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=150,
+        start_new_session=True,
     )
+
+
+def torchrun(folder: Path, script: Path, *arguments: str, ranks: int = 2) -> Launched:
+    """Run a script on so many ranks to its end."""
+    process = start(folder, "--standalone", "--nproc_per_node", str(ranks), str(script), *arguments)
+    output, errors = process.communicate(timeout=150)
     records = read_json(folder / "out.json")
-    return Launched(process.returncode, process.stdout, process.stderr, records, time.time())
+    return Launched(process.returncode, output, errors, records, time.time())
 
 
-def failing_batch(folder: Path, deed: str) -> Path:
-    """Three provable instances and a script in which rank 1 does `deed` at the second."""
+def failing_batch(folder: Path, deed: str, place: Place = SECOND_PROPERTY) -> Path:
+    """A batch whose first instance is provable, and a script in which rank 1 does `deed`.
+
+    Properties 0 and 1 hold; 2 needs branch and bound, of another network.
+    """
     save_mlp(folder / "net.onnx", (np.eye(2), np.zeros(2)))
-    for number in range(3):
+    random_mlp(folder / "other.onnx", (5, 24, 24, 1), seed=1)
+    for number in range(2):
         text = vnnlib([0, 0], [1, 1], 2, f"(<= Y_0 -{number}.5)")
         (folder / f"property_{number}.vnnlib").write_text(text)
-    lines = [f"net.onnx,property_{number}.vnnlib,60\n" for number in range(3)]
+    text = vnnlib([-1] * 5, [1] * 5, 1, "(<= Y_0 -1.6)")
+    (folder / "property_2.vnnlib").write_text(text)
+    lines = [
+        f"{net}.onnx,property_{i}.vnnlib,60\n" for i, net in enumerate(("net", "net", "other"))
+    ]
     (folder / "instances.csv").write_text("".join(lines))
     script = folder / "wrapper.py"
-    script.write_text(WRAPPER.format(root=str(ROOT), deed=deed))
+    script.write_text(WRAPPER.format(root=str(ROOT), deed=deed, **vars(place)))
     return script
 
 
@@ -115,20 +153,22 @@ def test_two_ranks_with_sharded_weights_answer_bit_for_bit_as_one(
 
 
 @pytest.mark.parametrize(
-    ("deed", "expected"),
+    ("place", "deed", "expected", "finished"),
     [
-        ('raise ZeroDivisionError("planted")', "ZeroDivisionError: planted"),
-        ("os.kill(os.getpid(), 9)", "local_rank: 1"),
+        (SECOND_LOAD, KILL, "local_rank: 1", 2),
+        (IN_BOUNDS, 'raise ZeroDivisionError("planted")', "ZeroDivisionError: planted", 2),
+        (IN_BRANCHING, KILL, "local_rank: 1", 2),
     ],
+    ids=["loading", "bounding", "branching"],
 )
 def test_a_lost_rank_ends_the_run_with_its_number_and_keeps_results(
-    tmp_path: Path, deed: str, expected: str
+    tmp_path: Path, place: Place, deed: str, expected: str, finished: int
 ) -> None:
-    script = failing_batch(tmp_path, deed)
-    run = torchrun(tmp_path, script, *BATCH, "--fsdp")
+    script = failing_batch(tmp_path, deed, place)
+    run = torchrun(tmp_path, script, *BATCH, "--fsdp", "--complete_verifier", "bab")
     assert run.code != 0
     assert expected in run.stderr and "rank 1" in run.stderr.replace("local_rank: 1", "rank 1")
-    assert run.verdicts == ["unsat"]
+    assert run.verdicts == ["unsat"] * finished
     assert run.ended - float((tmp_path / "moment").read_text()) < 15
 
 
@@ -145,3 +185,59 @@ def test_a_world_of_another_size_is_one_clear_error(tmp_path: Path) -> None:
     assert run.code != 0
     expected = "abcrown: error: parallel.world_size: expected 3 ranks, got 2"
     assert run.stderr.count(expected) == 1
+
+
+def test_a_gather_out_of_order_on_one_rank_ends_the_run_with_both_names(tmp_path: Path) -> None:
+    place = Place("auto_LiRPA_patches.sharding.sharded_weights", "ShardedWeights.gather", 12)
+    other = "arguments = (arguments[0], next(h for h in arguments[0].handles if h != arguments[1]))"
+    script = failing_batch(tmp_path, other, place)
+    run = torchrun(tmp_path, script, *BATCH, "--fsdp")
+    assert run.code != 0
+    found = re.findall(r'rank 0 gathers "(\S+)" .*rank 1 gathers "(\S+)"', run.stderr)
+    assert len(found) == 1, "one voice"
+    assert found[0][0] != found[0][1]
+    assert run.ended - float((tmp_path / "moment").read_text()) < 15
+
+
+def test_a_collective_that_one_rank_never_joins_ends_after_the_timeout(tmp_path: Path) -> None:
+    script = failing_batch(tmp_path, "time.sleep(100)", IN_BOUNDS)
+    run = torchrun(tmp_path, script, *BATCH, "--fsdp", "--parallel_timeout", "5")
+    assert run.code != 0
+    assert "rank 0: error: collective" in run.stderr
+    assert run.ended - float((tmp_path / "moment").read_text()) < 20
+
+
+def test_ctrl_c_ends_every_rank_and_keeps_results(tmp_path: Path) -> None:
+    script = failing_batch(tmp_path, "time.sleep(100)", IN_BOUNDS)
+    process = start(
+        tmp_path, "--standalone", "--nproc_per_node", "2", str(script), *BATCH, "--fsdp"
+    )
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "moment").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    begun = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 15
+    assert process.returncode != 0
+    assert errors.count("interrupted; the results of finished instances are written") == 1
+    assert [record["verdict"] for record in read_json(tmp_path / "out.json")] == ["unsat"] * 2
+
+
+def test_two_launchers_on_one_machine_answer_as_one(
+    program: Callable[..., Run], tmp_path: Path
+) -> None:
+    digits_batch(tmp_path, (1, 2))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    alone = program(*BATCH)
+    flags = ("--nnodes", "2", "--nproc_per_node", "1", "--rdzv_backend", "c10d")
+    flags += ("--rdzv_endpoint", endpoint, str(ROOT / "abcrown.py"), *BATCH, "--fsdp")
+    launchers = [start(tmp_path, *flags) for _ in range(2)]
+    outputs = [launcher.communicate(timeout=150) for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
+    records = read_json(tmp_path / "out.json")
+    assert [record["bounds"] for record in records] == [r["bounds"] for r in alone.records]
+    assert records[0]["parallel"]["world_size"] == 2
+    assert sorted(out.count("[1/2]") for out, _ in outputs) == [0, 1], "only rank 0 prints"
