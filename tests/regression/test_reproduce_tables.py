@@ -1,0 +1,112 @@
+"""The tables of the published experiments: what is compared, and how it is written down.
+
+The experiments themselves take minutes. A failure here means that a table could show agreement
+where there is none, or that the stock library is no longer measured as ours is.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tables import bound_worker, experiment5, verifications
+from tables.ranks import Setting
+from tables.table import Bars, Table
+
+from tests.regression.user_runs import ROOT
+
+TABLE = Table(
+    name="t",
+    title="A table",
+    headings=("network", "paper MB", "MB"),
+    rows=(("a", None, 1.23456), ("b", 3, 4.0)),
+    notes=("A note.",),
+    bars=Bars("MB", ("paper MB", "MB")),
+)
+
+
+def test_a_table_is_written_as_markdown_csv_and_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = [path.name for path in TABLE.write(tmp_path)]
+    assert names == ["t.md", "t.csv", "t.png"]
+    assert "| a |  | 1.235 |" in (tmp_path / "t.md").read_text()
+    with (tmp_path / "t.csv").open() as file:
+        assert list(csv.reader(file))[1:] == [["a", "", "1.23456"], ["b", "3", "4.0"]]
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert TABLE.text.splitlines()[2].split() == ["network", "paper", "MB", "MB"]
+
+
+def test_a_row_with_a_cell_too_few_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected 2 cells, got 1"):
+        Table("t", "A table", ("a", "b"), ((1,),))
+
+
+def record(lower: float, peak: int) -> dict[str, Any]:
+    """One verification's record, as far as tables read it."""
+    kinds = ("weights", "gathered_weights", "a_matrices", "alpha_beta", "other")
+    return {
+        "verdict": "unsat",
+        "bounds": {"crown": [lower], "alpha_crown": []},
+        "bab": {"rounds": 5, "domains_visited": 62, "domains_left": 0, "lower_bound": lower},
+        "memory": {
+            "peak_bytes": [peak - 1, peak],
+            "peak_by_kind": [dict.fromkeys(kinds, 0), {**dict.fromkeys(kinds, 0), "other": peak}],
+        },
+        "seconds": {"total": 2.0},
+    }
+
+
+def test_bounds_that_differ_in_the_last_bit_are_not_called_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records = {1: record(0.1, 10**6), 2: record(0.1, 5 * 10**5), 3: record(0.1 + 2**-56, 10**6)}
+    monkeypatch.setattr(verifications, "verify", lambda _, __, ranks, *flags: records[ranks])
+    case = verifications.Case("x", "resnet_medium", 130, 960.0, 930.0)
+    setting = Setting("small", tmp_path, tmp_path)
+    found = [
+        dict(zip(verifications.HEADINGS, row, strict=True))
+        for row in verifications.compare(setting, [case], [1, 2, 3])
+    ]
+    assert [row["same bounds"] for row in found] == ["yes", "yes", "NO"]
+    assert [row["paper peak MB"] for row in found] == [960.0, 930.0, None]
+    assert [row["saved %"] for row in found] == [0.0, 50.0, 0.0]
+    assert found[1]["peak MB"] == found[1]["other MB"] == 0.5  # of the rank with the higher peak
+
+
+def ranks_of(path: Path) -> dict[str, Any]:
+    (rank,) = json.loads(path.read_text())["ranks"]
+    found: dict[str, Any] = rank
+    return found
+
+
+def test_the_stock_library_is_measured_by_the_same_meter(tmp_path: Path) -> None:
+    out = tmp_path / "ours.json"
+    assert bound_worker.main(["mlp:64x2", "--out", str(out)]) == 0
+    ours = ranks_of(out)
+    out = tmp_path / "stock.json"
+    worker = ROOT / "scripts" / "tables" / "bound_worker.py"
+    command = [sys.executable, str(worker), "mlp:64x2", "--out", str(out), "--library", "stock"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    stock = ranks_of(out)
+    pairs = zip(
+        ours["methods"]["crown"]["bounds"], stock["methods"]["crown"]["bounds"], strict=True
+    )
+    # float32, sums of at most 784 terms; the bounds are of order 10
+    assert all(a == pytest.approx(b, abs=1e-3) for a, b in pairs)
+    weights = 4 * (784 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10)
+    for measured in (ours, stock):
+        crown = measured["methods"]["crown"]
+        assert measured["parameters"] == weights
+        assert weights <= crown["baseline_bytes"] <= weights + 16_384  # box and counters
+        assert crown["peak_bytes"] > crown["baseline_bytes"] + 64 * 64 * 4
+        assert measured["largest_other_bytes"] <= 784 * 4  # no second copy of a weight
+    assert experiment5.peak([ours, stock]) == max(
+        rank["methods"]["crown"]["peak_bytes"] for rank in (ours, stock)
+    )
