@@ -1,4 +1,4 @@
-"""When branch and bound stops. A failure is a broken limit, or an end that claims more than is so."""
+"""When branch and bound stops. A failure is a broken limit, or an end that claims too much."""
 
 from __future__ import annotations
 
