@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from auto_LiRPA_patches.engine.upstream_node import BuildOptions
 from complete_verifier.model.errors import ModelError
-from complete_verifier.model.network import Network, load_network
+from complete_verifier.model.host_memory import give_back
+from complete_verifier.model.network import Network, Read, load_network
 from complete_verifier.model.onnx_file import existing_file
 from complete_verifier.session import Session
 from complete_verifier.turns import Turns
@@ -52,12 +55,21 @@ class NetworkCache:
             relu_lower_slope=config.solver.crown.activation_bound_option,
         )
         self._session.ranks.world.agree_same(f"the content of {onnx.name}", self._content(onnx))
+        weights = self._session.weights()
+
+        def work_and_give_back(work: Callable[[], Read]) -> Read:
+            read = work()
+            give_back(weights.full_bytes)
+            return read
+
         return load_network(
             onnx,
-            self._session.weights(),
+            weights,
             config.model.input_shape,
             build=build,
-            in_turn=lambda work: self._turns.take(f"loading {onnx.name}", work),
+            in_turn=lambda work: self._turns.take(
+                f"loading {onnx.name}", partial(work_and_give_back, work)
+            ),
         )
 
     def _content(self, onnx: Path) -> str:

@@ -55,6 +55,7 @@ class BoundCase:
         radius: of the box.
         outputs: so many outputs are bounded from both sides.
         methods: of "ibp", "crown", "alpha-crown".
+        iterations: of α-CROWN.
         file: needed for it; None = made here.
     """
 
@@ -62,6 +63,7 @@ class BoundCase:
     radius: float
     outputs: int = 10
     methods: tuple[str, ...] = ("ibp", "crown", "alpha-crown")
+    iterations: int = ITERATIONS
     file: Path | None = None
 
     def run(self, weights: WeightSource) -> Found:
@@ -78,9 +80,11 @@ class BoundCase:
             state = crown_relaxations(graph, box, options)
             found["crown"] = crown_bounds(state, rows, options)
         if "alpha-crown" in self.methods:
-            steps = AlphaOptions(iterations=ITERATIONS, early_stop=False)
+            steps = AlphaOptions(iterations=self.iterations, early_stop=False)
             alpha = optimize_alpha(state, rows, lambda lower: lower > -torch.inf, options, steps)
-            if alpha.iterations != ITERATIONS or not bool((alpha.lower >= found["crown"]).all()):
+            if alpha.iterations != self.iterations or not bool(
+                (alpha.lower >= found["crown"]).all()
+            ):
                 raise ValueError("α-CROWN did not run, or is looser than CROWN")
             found["alpha-crown"] = alpha.lower
         weights.settle()
@@ -146,7 +150,9 @@ def _fingerprints() -> Iterator[list[int]]:
         DomainPool.add = add  # type: ignore[method-assign]
 
 
-def _seeded(build: Callable[[], nn.Module], *shape: int) -> Callable[[WeightSource], Graph]:
+def seeded(build: Callable[[], nn.Module], *shape: int) -> Callable[[WeightSource], Graph]:
+    """A network of a module with seeded weights that reads one `shape`."""
+
     def make(weights: WeightSource) -> Graph:
         torch.manual_seed(3)
         module = build().eval().requires_grad_(False)
@@ -155,7 +161,8 @@ def _seeded(build: Callable[[], nn.Module], *shape: int) -> Callable[[WeightSour
     return make
 
 
-def _mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+def mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers with an activation between each two."""
     layers: list[nn.Module] = []
     for inputs, outputs in zip(sizes, sizes[1:], strict=False):
         layers += [nn.Linear(inputs, outputs), activation()]
@@ -187,13 +194,13 @@ _MNIST = BENCHMARKS / "vnncomp2022/mnist_fc"
 _RESNET = BENCHMARKS / "vnncomp2021/cifar10_resnet"
 
 CASES: Mapping[str, BoundCase | BranchCase] = {
-    "MLP 7-33-101-65-5": BoundCase(_seeded(lambda: _mlp(7, 33, 101, 65, 5), 7), 0.5, 5),
-    "MLP 13-1-257-3": BoundCase(_seeded(lambda: _mlp(13, 1, 257, 3), 13), 0.5, 3),
-    "MLP 5-1021-1021-11": BoundCase(_seeded(lambda: _mlp(5, 1021, 1021, 11), 5), 0.1, 11),
+    "MLP 7-33-101-65-5": BoundCase(seeded(lambda: mlp(7, 33, 101, 65, 5), 7), 0.5, 5),
+    "MLP 13-1-257-3": BoundCase(seeded(lambda: mlp(13, 1, 257, 3), 13), 0.5, 3),
+    "MLP 5-1021-1021-11": BoundCase(seeded(lambda: mlp(5, 1021, 1021, 11), 5), 0.1, 11),
     "sigmoid 9-31-17-5": BoundCase(
-        _seeded(lambda: _mlp(9, 31, 17, 5, activation=nn.Sigmoid), 9), 0.5, 5
+        seeded(lambda: mlp(9, 31, 17, 5, activation=nn.Sigmoid), 9), 0.5, 5
     ),
-    "transposed convolutions": BoundCase(_seeded(_up_and_down, 3, 5, 5), 0.2, 7),
+    "transposed convolutions": BoundCase(seeded(_up_and_down, 3, 5, 5), 0.2, 7),
     "digits conv": _onnx(ROOT / "exp_configs/digits/onnx/conv.onnx", 0.03),
     "digits residual": _onnx(ROOT / "exp_configs/digits/onnx/resnet.onnx", 0.02),
     **{

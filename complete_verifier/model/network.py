@@ -49,10 +49,11 @@ class Network:
         return self.graph.forward(x.reshape(x.shape[0], *self.input_shape)).flatten(1)
 
 
-_Read: TypeAlias = "tuple[Network, Recorded | None]"
+Read: TypeAlias = "tuple[Network, Recorded | None]"
+"""A network, and onnxruntime's answers to compare it with."""
 
 
-def _at_once(work: Callable[[], _Read]) -> _Read:
+def _at_once(work: Callable[[], Read]) -> Read:
     return work()
 
 
@@ -62,7 +63,7 @@ def load_network(
     input_shape: Sequence[int] | None = None,
     check: bool = True,
     build: BuildOptions | None = None,
-    in_turn: Callable[[Callable[[], _Read]], _Read] = _at_once,
+    in_turn: Callable[[Callable[[], Read]], Read] = _at_once,
 ) -> Network:
     """Read an ONNX file, build its graph with its weights in `weights`, and check the result.
 
@@ -98,7 +99,7 @@ def _read_network(
     build: BuildOptions | None,
     *,
     check: bool,
-) -> _Read:
+) -> Read:
     """The network, and onnxruntime's answers to compare it with; no other rank is involved."""
     from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
     from auto_LiRPA_patches.engine.build import build_graph

@@ -63,7 +63,8 @@ class ForgetfulWeights(ShardedWeights):
 def _load(ranks: Ranks, name: str, *, forgetful: bool) -> Network:
     weights = OneRankWeights()
     if ranks.world.size > 1:
-        weights = ForgetfulWeights(ranks.data) if forgetful else ShardedWeights(ranks.data)
+        kind = ForgetfulWeights if forgetful else ShardedWeights
+        weights = kind(ranks.data, prefetch=True)
     return load_network(NETWORKS[name][0], weights, check=False)
 
 
