@@ -260,4 +260,5 @@ def _flags(rng: np.random.Generator) -> tuple[str, ...]:
         *sometimes(0.1, "--no_prune_after_crown"),
         *sometimes(0.1, "--decision_thresh", "0.001"),
         *sometimes(0.1, "--sb_sum"),
+        *("--branching_point_method", pick("uniform", "opt")),
     )

@@ -1,8 +1,7 @@
 """Split constraints at points other than zero: z >= p or z <= p for an activation's input z.
 
-For every β >= 0 the bound of ``rows . f(x) - β (z - p)`` is one of ``rows . f(x)`` where z >= p, and
-that of ``rows . f(x) - β (p - z)`` is one where z <= p: β joins the coefficients of z, and ± β p the
-bias.
+For every β >= 0 a bound of ``rows . f(x) - β (z - p)`` is one of ``rows . f(x)`` where z >= p, and
+one of ``rows . f(x) - β (p - z)`` where z <= p: β joins the coefficients of z, and ± β p the bias.
 
 Reference: Wang et al. 2021 (arXiv 2103.06624), theorem 3.1, for p = 0; Shi et al. 2024 (arXiv
 2405.21063), section 3.1, for any p.

@@ -141,8 +141,8 @@ class Bounding:
 
     def open(self, batch: DomainBatch, signs: Tensor) -> Tensor:
         """``[B, T]`` bool: features that can be split (further)."""
-        is_open = self.features.open(signs, self.cuts(batch))
         ranges = self.ranges(batch)
+        is_open = self.features.open(signs, self.cuts(batch), ranges)
         if ranges is not None:
             crosses = (ranges[:, 0] < 0) & (ranges[:, 1] > 0)
             for span in self.features.spans:

@@ -162,7 +162,9 @@ class Features:
             narrowed[node] = Interval(lower.reshape(shape), upper.reshape(shape))
         return narrowed
 
-    def open(self, signs: Tensor, cuts: Cuts | None = None) -> Tensor:
+    def open(
+        self, signs: Tensor, cuts: Cuts | None = None, ranges: Tensor | None = None
+    ) -> Tensor:
         """``[B, T]`` bool: features that can be split (further).
 
         With a kink: neither split nor stable at the root. Without: wider than what floating point
@@ -170,7 +172,7 @@ class Features:
         """
         is_open = (signs == 0) & self.unstable
         if cuts is not None:
-            lower, upper = self.ranges(cuts)
+            lower, upper = self.within(cuts, ranges)
             size = torch.maximum(lower.abs(), upper.abs()).clamp(min=1.0)
             wide = upper - lower > _RESOLUTION * torch.finfo(size.dtype).eps * size
             for span in self.spans:
@@ -188,11 +190,13 @@ class Features:
         ]
         return torch.stack([torch.cat(side, dim=1) for side in sides], dim=1)
 
-    def ranges(self, cuts: Cuts) -> tuple[Tensor, Tensor]:
-        """Lower and upper bound ``[B, T]`` of every feature: the root's, within the cuts."""
-        root = [(span, self.root[span.source].flatten()) for span in self.spans]
-        lower = torch.cat([span.of(bounds.lower) for span, bounds in root], dim=1)
-        upper = torch.cat([span.of(bounds.upper) for span, bounds in root], dim=1)
+    def within(self, cuts: Cuts, ranges: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Lower and upper bound ``[B, T]`` of every feature within the cuts.
+
+        Args:
+            ranges: ``[B, 2, T]`` the features' own bounds; None = the root's.
+        """
+        lower, upper = (self.own_bounds(self.root) if ranges is None else ranges).unbind(1)
         return cuts.lower.maximum(lower), cuts.upper.minimum(upper)
 
     @property

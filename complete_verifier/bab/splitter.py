@@ -53,7 +53,7 @@ class Splitter:
         self._range: tuple[Tensor, Tensor] | None = None
         cuts = bounding.cuts(batch)
         if cuts is not None:
-            lower, upper = bounding.features.ranges(cuts)
+            lower, upper = bounding.features.within(cuts, bounding.ranges(batch))
             self._range = lower.cpu(), upper.cpu()
 
     def child(self, parents: DomainBatch, feature: Tensor, side: Tensor) -> DomainBatch:
