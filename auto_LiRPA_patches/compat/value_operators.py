@@ -20,7 +20,7 @@ def value_operators() -> dict[str, type]:
     """ONNX operator name -> class; to be called once auto_LiRPA is imported."""
     from auto_LiRPA.operators.base import Bound
 
-    class BoundGather(Bound):  # type: ignore[misc]
+    class BoundGather(Bound):
         def forward(self, value: Tensor, index: Tensor) -> Tensor:
             axis = int(self.attr.get("axis", 0))
             size = value.shape[axis]
@@ -29,7 +29,7 @@ def value_operators() -> dict[str, type]:
             axis = axis % value.dim()
             return picked.reshape(*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
 
-    class BoundSlice(Bound):  # type: ignore[misc]
+    class BoundSlice(Bound):
         def forward(self, value: Tensor, *given: Tensor) -> Tensor:
             starts, ends, *more = ([int(v) for v in part.reshape(-1)] for part in given)
             axes = more[0] if more else range(len(starts))
@@ -39,12 +39,12 @@ def value_operators() -> dict[str, type]:
                 value = value.index_select(axis, torch.tensor(list(kept), dtype=torch.int64))
             return value
 
-    class BoundExpand(Bound):  # type: ignore[misc]
+    class BoundExpand(Bound):
         def forward(self, value: Tensor, shape: Tensor) -> Tensor:
             sizes = torch.broadcast_shapes(value.shape, tuple(int(size) for size in shape))
             return value.expand(sizes)
 
-    class BoundPad(Bound):  # type: ignore[misc]
+    class BoundPad(Bound):
         def forward(self, value: Tensor, pads: Tensor, fill: Any = 0.0) -> Tensor:
             sizes = [int(pad) for pad in pads]
             half = len(sizes) // 2
@@ -52,13 +52,13 @@ def value_operators() -> dict[str, type]:
             flat = [size for pair in reversed(list(pairs)) for size in pair]
             return F.pad(value, flat, value=float(fill))
 
-    class BoundConv(Bound):  # type: ignore[misc]
+    class BoundConv(Bound):
         def forward(self, value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             axes = weight.dim() - 2
             convolve = F.conv1d if axes == 1 else F.conv2d
             return convolve(value, weight, bias, *_geometry(self.attr, axes))
 
-    class BoundConvTranspose(Bound):  # type: ignore[misc]
+    class BoundConvTranspose(Bound):
         def forward(self, value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             axes = weight.dim() - 2
             stride, padding, dilation, groups = _geometry(self.attr, axes)
@@ -66,12 +66,12 @@ def value_operators() -> dict[str, type]:
             transpose = F.conv_transpose1d if axes == 1 else F.conv_transpose2d
             return transpose(value, weight, bias, stride, padding, extra, groups, dilation)
 
-    class BoundReduceSum(Bound):  # type: ignore[misc]
+    class BoundReduceSum(Bound):
         def forward(self, value: Tensor, *axes: Tensor) -> Tensor:
             given = axes[0].tolist() if axes else self.attr.get("axes")
             return value.sum(given, keepdim=bool(self.attr.get("keepdims", 1)))
 
-    class BoundErf(Bound):  # type: ignore[misc]
+    class BoundErf(Bound):
         def forward(self, value: Tensor) -> Tensor:
             return torch.erf(value)
 

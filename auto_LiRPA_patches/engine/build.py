@@ -31,7 +31,8 @@ def build_graph(
     """
     options = options or BuildOptions()
     bounds = _inputs_first(bounded_module._modules.values())
-    upstream = [UpstreamNode(bound, weights, options) for bound in bounds]
+    perturbed = _perturbed(bounds)
+    upstream = [UpstreamNode(bound, weights, options, perturbed) for bound in bounds]
     inputs = [node for node in upstream if node.is_input and node.bound.from_input is not False]
     if len(inputs) != 1:
         names = ", ".join(f'"{node.name}"' for node in inputs)
@@ -74,6 +75,20 @@ def _inputs_first(bounds: Iterable[Any]) -> list[Any]:
                 placed[stack[-1].name] = stack[-1]
                 stack.pop()
     return list(placed.values())
+
+
+def _perturbed(bounds: list[Any]) -> frozenset[str]:
+    """Names of the nodes whose value depends on the input; a shape does not, nor what it makes.
+
+    Upstream counts them in. Shapes are those at batch size 1: everything here is of one input.
+    """
+    names: set[str] = set()
+    for bound in bounds:
+        kind = type(bound).__name__
+        if kind == "BoundInput" or any(source.name in names for source in bound.inputs):
+            if kind != "BoundShape":
+                names.add(str(bound.name))
+    return frozenset(names)
 
 
 def _ancestors(final: Any) -> set[str]:

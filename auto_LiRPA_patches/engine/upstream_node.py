@@ -36,11 +36,13 @@ class UpstreamNode:
         bound: upstream's object.
         weights: where constant operands are registered.
         build: precision and device the constants are brought to.
+        perturbed: names of all nodes whose value depends on the network's input.
     """
 
     bound: Any
     weights: WeightSource
     build: BuildOptions
+    perturbed: frozenset[str]
 
     @property
     def kind(self) -> str:
@@ -65,7 +67,10 @@ class UpstreamNode:
     @property
     def operands(self) -> list[UpstreamNode]:
         """All operands, constant ones included, in ONNX order."""
-        return [UpstreamNode(source, self.weights, self.build) for source in self.bound.inputs]
+        return [
+            UpstreamNode(source, self.weights, self.build, self.perturbed)
+            for source in self.bound.inputs
+        ]
 
     @property
     def is_input(self) -> bool:
@@ -75,7 +80,7 @@ class UpstreamNode:
     @property
     def depends_on_input(self) -> bool:
         """Whether the value depends on the network's input."""
-        return self.is_input or bool(self.bound.from_input)
+        return self.name in self.perturbed
 
     @property
     def shape(self) -> Shape:

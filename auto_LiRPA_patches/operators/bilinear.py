@@ -5,10 +5,11 @@ For x in [lx, ux] and y in [ly, uy] (each term of a matrix product alike), McCor
     x y >= ly x + lx y - lx ly    and    x y >= uy x + ux y - ux uy,
     x y <= uy x + lx y - lx uy    and    x y <= ly x + ux y - ux ly.
 
-Any mixture ``t * first + (1 - t) * second`` with t in [0, 1] is a plane on the same side: t is this
-operator's α, one per term and side. CROWN's own planes have t = 1/2 on both sides: their slopes are
-the other operand's centre, the derivative of the product there, so both planes are parallel, what is
-affine in the input stays so, and their distance from x y is at most 2 rx ry instead of 4 rx ry.
+Any mixture ``t * first + (1 - t) * second`` with t in [0, 1] is a plane on the same side: t is
+this operator's α, one per term and side. CROWN's own planes have t = 1/2 on both sides: their
+slopes are the other operand's centre, the derivative of the product there, so both planes are
+parallel, what is affine in the input stays so, and their distance from x y is at most 2 rx ry
+instead of 4 rx ry (rx, ry half the widths).
 
 Reference: G. P. McCormick, Computability of global solutions to factorable nonconvex programs,
 Math. Programming 10 (1976), section 2; the mixture for transformers in Shi et al. 2020
@@ -184,9 +185,7 @@ class MatrixProduct(Bilinear):
         x_shape, y_shape = self.input_shapes
         return (sum_to_shape(toward_x, x_shape), sum_to_shape(toward_y, y_shape)), bias
 
-    def _middle(
-        self, coeffs: Tensor, factors: Factors
-    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def _middle(self, coeffs: Tensor, factors: Factors) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """t = 1/2: products of A with the factors' centres, whatever A's signs."""
         x, y = factors.x, factors.y
         low = (x.lower @ y.lower + x.upper @ y.upper) / 2
@@ -209,7 +208,9 @@ class MatrixProduct(Bilinear):
         toward_y = _toward_y(coeffs, x.upper) - ((first + second) * width_x).sum(-3)
         x_low, x_high = x.lower.unsqueeze(-1), x.upper.unsqueeze(-1)
         y_low, y_high = y.lower.unsqueeze(-3), y.upper.unsqueeze(-3)
-        moved = first * (x_high * y_high - x_low * y_low) + second * (x_high * y_low - x_low * y_high)
+        moved = first * (x_high * y_high - x_low * y_low) + second * (
+            x_high * y_low - x_low * y_high
+        )
         fixed = positive * (x.upper @ y.upper) + negative * (x.upper @ y.lower)
         bias = moved.flatten(2).sum(-1) - fixed.flatten(2).sum(-1)
         return (toward_x, toward_y), bias
@@ -220,7 +221,7 @@ class MatrixProduct(Bilinear):
 
 
 def _toward_x(coeffs: Tensor, y: Tensor) -> Tensor:
-    """``A yᵀ`` for ``A [S, B, .., I, J]``, one y for all rows; einsum joins S and I in one product."""
+    """``A yᵀ`` for ``A [S, B, .., I, J]``; einsum joins S and I in one matrix product."""
     return torch.einsum("sb...ij,b...kj->sb...ik", coeffs, y)
 
 

@@ -1,4 +1,4 @@
-"""Elementary functions that bend one way where they are defined: exp, log, sqrt, 1/x; and powers."""
+"""Functions that bend one way where they are defined: exp, log, sqrt, 1/x; and powers."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ Over [l, u] and for *every* slope m
 
     m v + min_w (f(w) - m w)  <=  f(v)  <=  m v + max_w (f(w) - m w),      v, w in [l, u],
 
-and the extreme of f(w) - m w lies at an end point or where f'(w) = m. So an operator needs f, f' and
-the solutions of f'(w) = m, and each line is sound whatever slope the optimiser asks for: α says
+and the extreme of f(w) - m w lies at an end point or where f'(w) = m. So an operator needs f, f'
+and the solutions of f'(w) = m, and each line is sound whatever slope the optimiser asks for: α says
 where m lies between the smallest and the largest derivative that is worth asking for. CROWN's own
-lines have the chord's slope on both sides. They are parallel, so that what is nearly linear stays so
-through a sum, and on the side a function bends away from no line is better than the chord.
+lines have the chord's slope on both sides. They are parallel, so that what is nearly linear stays
+so through a sum, and on the side a function bends away from no line is better than the chord.
 
 Reference: Zhang et al. 2018 (arXiv 1811.00866), section 3.2, for lines of a general activation. The
 slope as parameter, with the intercept by minimisation, is the conjugate of f restricted to [l, u]

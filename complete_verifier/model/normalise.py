@@ -21,12 +21,18 @@ from onnx import ModelProto, NodeProto
 from complete_verifier.model.graph_writer import GraphWriter, Layout, attribute
 from complete_verifier.model.normalisers import softmax
 from complete_verifier.model.onnx_file import OnnxFile
+from complete_verifier.model.pooling import average_pool, global_average_pool, max_pool
+from complete_verifier.model.selection import pick_elements
 from complete_verifier.model.simplify import simplify
 
 ELEMENTWISE_UNARY = frozenset(
     "Abs Cast Ceil Celu Clip Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu "
     "Log Mish Neg Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tan Tanh "
     "ThresholdedRelu".split()
+)
+
+PICKS_ELEMENTS = frozenset(
+    "DepthToSpace Expand Gather Resize Slice SpaceToDepth Split Tile Upsample".split()
 )
 
 
@@ -233,6 +239,10 @@ _WRITERS: dict[str, Callable[[GraphWriter, NodeProto], None]] = {
     "MatMul": _matmul,
     "Transpose": _transpose,
     "Softmax": softmax,
+    "MaxPool": max_pool,
+    "AveragePool": average_pool,
+    "GlobalAveragePool": global_average_pool,
+    **dict.fromkeys(PICKS_ELEMENTS, pick_elements),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _rearrange),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"), _elementwise),
 }

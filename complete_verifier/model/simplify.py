@@ -1,9 +1,9 @@
 """Rewrite an ONNX graph into fewer kinds of node, meaning the same: first step of `normalise`.
 
-Constants are computed, Identity and inference-mode Dropout vanish, and Gemm becomes MatMul and
-Add with alpha and beta multiplied into the constants. A Shape becomes the constant it is for one
-input, so that whatever is computed from it (targets of Reshape, ConstantOfShape, Expand) is one
-too; `normalise` opens the batch again.
+Constants are computed, Identity and inference-mode Dropout vanish, Gemm becomes MatMul and Add with
+alpha and beta multiplied into the constants, and piecewise linear operators become ReLU. A Shape
+becomes the constant it is for one input, so that whatever is computed from it (targets of Reshape,
+ConstantOfShape, Expand) is one too; `normalise` opens the batch again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_file import OnnxInput
+from complete_verifier.model.piecewise import PIECEWISE
 from complete_verifier.model.shapes import Shapes, shapes_at_batch_one
 
 OLDEST_OPSET = 7
@@ -56,7 +57,7 @@ def simplify(model: ModelProto, network_input: OnnxInput, where: str) -> ModelPr
     """
     simplified = _pass(model, {}, where)
     while True:
-        # Each Shape that becomes a constant may tell the target of a Reshape, and so further shapes.
+        # Each Shape that becomes a constant may tell a Reshape's target, and so further shapes.
         left = [node for node in simplified.graph.node if node.op_type == "Shape"]
         if not left:
             return simplified
@@ -103,6 +104,8 @@ def _add_node(graph: _Graph, node: NodeProto) -> None:
         _fold(graph, node)
     elif node.op_type == "Shape" and graph.shapes.get(node.input[0]) is not None:
         _fold_shape(graph, node)
+    elif node.op_type in PIECEWISE:
+        PIECEWISE[node.op_type](graph, node)
     elif node.op_type == "Gemm":
         _split_gemm(graph, node)
     else:

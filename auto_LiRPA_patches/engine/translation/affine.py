@@ -138,7 +138,7 @@ def scaled(
     shift_sign: float = 1.0,
     divide: bool = False,
 ) -> Operator | tuple[Step, ...]:
-    """`ScaleShift` of the one perturbed operand, which is first broadcast where a constant is wider."""
+    """`ScaleShift` of the one perturbed operand, broadcast first where a constant is wider."""
     (given,) = perturbed_shapes(node)
     operator = ScaleShift(
         node.name,

@@ -22,6 +22,7 @@ from auto_LiRPA_patches.operators.shape import (
     Select,
     Transpose,
 )
+from auto_LiRPA_patches.sharding.weights import WeightHandle
 
 
 def _reshape(node: UpstreamNode) -> Operator:
@@ -41,7 +42,7 @@ def _transpose(node: UpstreamNode) -> Operator:
 
 def _concat(node: UpstreamNode) -> Operator:
     axis = value_axis(node, int(node.attributes["axis"]), len(node.shape) + 1)
-    constants = []
+    constants: list[WeightHandle | None] = []
     for operand in node.operands:
         if operand.depends_on_input:
             constants.append(None)

@@ -153,7 +153,7 @@ def assert_same_function_and_sound(module: nn.Module, graph: nets.Graph) -> None
     matrix = nets.signed_outputs(graph)
     lower = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=1)).lower
     smallest = torch.einsum("so,pbo->psb", matrix, values).amin(0)
-    # Where the function is not defined on all of a box, its bound is minus infinity or not a number.
+    # Where the function is not defined all over a box, its bound is not finite.
     assert bool(((lower <= smallest + 1e-6) | smallest.isnan()).all())
 
 

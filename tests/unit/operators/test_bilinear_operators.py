@@ -1,6 +1,6 @@
 """Products of two perturbed values, elementwise and of matrices: McCormick's planes and corners.
 
-A failure means unsound bounds wherever a network multiplies two of its own values: gates, attention.
+A failure means unsound bounds where a network multiplies its own values: gates, attention.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_value_and_interval(operator: Bilinear) -> None:
 
 
 def test_the_interval_is_the_exact_range_of_each_element() -> None:
-    """Every term is attained at a corner; terms of one element of a matrix product are independent."""
+    """Terms are extreme at corners, and those of one element are independent of each other."""
     operator = matrix_product((1, 2), (2, 1))
     x_box, y_box = boxes_of(operator, 4)
     image = operator.interval(WEIGHTS, x_box, y_box)

@@ -40,9 +40,7 @@ CASES = [(name, precision) for name in OPERATORS for precision in PRECISIONS]
 def boxes_inside(name: str, precision: torch.dtype) -> tuple[Smooth, Interval]:
     operator, least, greatest = OPERATORS[name]
     everywhere = intervals(precision)
-    box = Interval(
-        everywhere.lower.clamp(least, greatest), everywhere.upper.clamp(least, greatest)
-    )
+    box = Interval(everywhere.lower.clamp(least, greatest), everywhere.upper.clamp(least, greatest))
     torch.manual_seed(5)
     ends = least + (greatest - least) * torch.rand(2, 200, dtype=precision) ** 2
     drawn = Interval(ends.amin(0, keepdim=True), ends.amax(0, keepdim=True))
@@ -52,7 +50,9 @@ def boxes_inside(name: str, precision: torch.dtype) -> tuple[Smooth, Interval]:
 
 
 def largest_value(operator: Smooth, box: Interval) -> float:
-    ends = torch.stack([operator.function(box.lower.double()), operator.function(box.upper.double())])
+    ends = torch.stack(
+        [operator.function(box.lower.double()), operator.function(box.upper.double())]
+    )
     return float(ends.abs().max()) * 1e-3
 
 
@@ -89,7 +89,10 @@ def test_the_alpha_that_the_optimiser_starts_from_gives_crowns_lines(name: str) 
     own = operator.lines(relaxation, None)
     started = operator.lines(relaxation, operator.initial_alpha(relaxation).unsqueeze(1))
     wide = (box.upper - box.lower)[0] > 1e-3
-    for one, other in ((own.lower_slope, started.lower_slope), (own.upper_slope, started.upper_slope)):
+    for one, other in (
+        (own.lower_slope, started.lower_slope),
+        (own.upper_slope, started.upper_slope),
+    ):
         scale = 1e-6 * (1 + relaxation.steepest.abs() + relaxation.flattest.abs())
         assert bool(((one - other).abs() <= scale)[0, 0, wide].all())
 
