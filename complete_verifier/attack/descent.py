@@ -59,6 +59,7 @@ def descend(
             usable = outputs.masked_fill(~finite.unsqueeze(1), 0.0)
             margins = objective.margins(usable.expand(len(region.clauses), *usable.shape))
             loss = objective.loss(margins, LossMode.HINGE).amin(dim=0)
+            total = loss.masked_fill(~finite, 0.0).sum()
         holds = objective.satisfied(margins).any(dim=0) & finite
         if bool(holds.any()):
             best = int(loss.detach().masked_fill(~holds, torch.inf).argmin())
@@ -66,7 +67,7 @@ def descend(
             if found is not None:
                 return found
         if left:
-            (gradient,) = torch.autograd.grad(loss.masked_fill(~finite, 0.0).sum(), where)
+            (gradient,) = torch.autograd.grad(total, where)
             where = where.detach() - step * gradient.nan_to_num(nan=0.0).sign()
             step = step * _DECAY
     return None

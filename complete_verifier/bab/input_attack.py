@@ -11,12 +11,14 @@ from torch import Tensor
 
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.attack.descent import descend
+from complete_verifier.attack.repair import repair
 from complete_verifier.bab.context import BabContext
 from complete_verifier.bab.input_bounds import Bounded
 from complete_verifier.bab.input_pool import Boxes
 
 _WALKERS = 64
 _STEPS = 12
+_REPAIRS = 5
 
 
 class InputAttack:
@@ -33,6 +35,23 @@ class InputAttack:
         centres = boxes.lower / 2 + boxes.upper / 2
         points = torch.cat([centres, bounded.corners.to(centres.dtype)])
         return self._context.try_points(_array(points))
+
+    def approach(self, boxes: Boxes) -> Counterexample | None:
+        """Repair the centres that are closest to a violation; for clauses of several rows."""
+        context = self._context
+        if boxes.count == 0 or all(clause.num_rows < 2 for clause in context.region.clauses):
+            return None
+        centres = _array(boxes.lower / 2 + boxes.upper / 2)
+        with torch.no_grad():
+            outputs = context.network.forward(torch.from_numpy(centres)).cpu().numpy()
+        nearest = np.argsort(context.region.margins(outputs), kind="stable")[:_WALKERS]
+        return repair(
+            context.network.forward,
+            context.region,
+            centres[nearest],
+            lambda point: context.confirm(context.region, point),
+            steps=_REPAIRS,
+        )
 
     def walk(self, boxes: Boxes) -> Counterexample | None:
         """Descend from the centres of the boxes with the smallest margins."""

@@ -17,6 +17,12 @@ from torch import Tensor
 
 from auto_LiRPA_patches.engine.alpha import optimize_alpha
 from auto_LiRPA_patches.engine.backward import lower_bounds
+from auto_LiRPA_patches.engine.forward import (
+    AffineForm,
+    forward_relaxations,
+    functional_forms,
+    most_symbols,
+)
 from auto_LiRPA_patches.engine.options import BoundOptions, never
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
@@ -24,6 +30,8 @@ from auto_LiRPA_patches.engine.schedule import crown_relaxations, interval_rows
 from auto_LiRPA_patches.errors import NonFiniteBoundError
 from auto_LiRPA_patches.operators.base import num_elements
 from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bab.alpha_trial import ALPHA_SAMPLE, AlphaTrial
+from complete_verifier.bab.input_contraction import Planes, contract
 from complete_verifier.bab.input_pool import Boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bounds.output_rows import OutputRows
@@ -52,6 +60,12 @@ class Bounded:
         """The boxes at ``index``."""
         return Bounded(self.boxes.select(index), self.corners[index])
 
+    def put(self, index: Tensor, part: Bounded) -> Bounded:
+        """The same with other boxes at the positions ``index``."""
+        return Bounded(
+            self.boxes.put(index, part.boxes), self.corners.index_copy(0, index, part.corners)
+        )
+
     @staticmethod
     def concatenate(parts: list[Bounded]) -> Bounded:
         """All boxes of at least one part, in order."""
@@ -59,6 +73,25 @@ class Bounded:
             Boxes.concatenate([part.boxes for part in parts]),
             torch.cat([part.corners for part in parts]),
         )
+
+
+@dataclass(frozen=True)
+class _Functionals:
+    """What is known of a tile's functionals.
+
+    Attributes:
+        lower: ``[S, B]`` float64, the best lower bounds.
+        coeffs: ``[S, B, I]`` slopes of a plane below each functional.
+        least: ``[S, B]`` float64, the plane's smallest value over the box; -inf without a plane.
+    """
+
+    lower: Tensor
+    coeffs: Tensor
+    least: Tensor
+
+    def select(self, index: Tensor) -> _Functionals:
+        """A copy for the boxes at ``index``."""
+        return _Functionals(self.lower[:, index], self.coeffs[:, index], self.least[:, index])
 
 
 class InputBounds:
@@ -93,6 +126,7 @@ class InputBounds:
             progress=None,
         )
         like = root.lower
+        self.trial = AlphaTrial()
         self.matrix = rows.matrix(like)
         self.root_width = (root.upper - root.lower).flatten()
         output = Relaxations(self.graph, root).interval(self.graph.output)
@@ -110,6 +144,10 @@ class InputBounds:
             return 1 << 30
         widths = [num_elements(self.graph.nodes[node].shape) for node in self.graph.bounded]
         widest = max(num_elements(node.shape) for node in self.graph.nodes)
+        if self.settings.forward:
+            # Over all layers about as many neurons are unstable as one layer has.
+            symbols = widest + num_elements(self.graph.input_shape)
+            return max(16, _TILE_ELEMENTS // (symbols * widest))
         rows = max([self.rows.num_rows, *(2 * width for width in widths)])
         return max(16, _TILE_ELEMENTS // (rows * widest))
 
@@ -156,22 +194,31 @@ class InputBounds:
         return mixed.select(order.argsort())
 
     def _finite_tile(self, boxes: Boxes) -> Bounded:
-        state = self._relaxations(boxes)
+        state, form = self._relaxations(boxes)
         wanted = self._wanted_rows(boxes)
-        lower, coeffs = self._functionals(state, wanted)
-        bounded = self._conclude(boxes, lower, coeffs)
+        known = self._functionals(state, form, wanted)
+        bounded = self._conclude(boxes, known)
         if self.settings.bounding != "alpha-crown" or self.settings.alpha.iterations == 0:
             return bounded
         still = bounded.boxes.is_open.nonzero().squeeze(1)
-        if still.numel() == 0:
+        if still.numel() == 0 or not self.trial.is_due():
             return bounded
-        return self._improve(state, bounded, lower, coeffs, still)
+        sample, rest = still[:ALPHA_SAMPLE], still[ALPHA_SAMPLE:]
+        bounded = self._improve(state, bounded, known, sample)
+        solved = int((~bounded.boxes.is_open[sample]).sum())
+        if self.trial.pays(solved, sample.numel()) and rest.numel():
+            return self._improve(state, bounded, known, rest)
+        return bounded
 
-    def _relaxations(self, boxes: Boxes) -> Relaxations:
+    def _relaxations(self, boxes: Boxes) -> tuple[Relaxations, AffineForm | None]:
+        """Bounds of inner nodes; with the output's form where they are propagated forwards."""
         box = self._interval(boxes)
         if self.settings.bounding == "ibp":
-            return Relaxations(self.graph, box)
-        return crown_relaxations(self.graph, box, self.options)
+            return Relaxations(self.graph, box), None
+        if self.settings.forward:
+            symbols = most_symbols(self.graph, boxes.count, self.options)
+            return forward_relaxations(self.graph, box, symbols)
+        return crown_relaxations(self.graph, box, self.options), None
 
     def _interval(self, boxes: Boxes) -> Interval:
         shape = (boxes.count, *self.graph.input_shape)
@@ -184,16 +231,20 @@ class InputBounds:
         wanted[self.row_of[in_use[self.clause_of]]] = True
         return wanted.nonzero().squeeze(1)
 
-    def _functionals(self, state: Relaxations, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower bounds ``[S, B]`` and input coefficients ``[S, B, I]`` of the wanted functionals.
-
-        The others get -inf and 0.
-        """
+    def _functionals(
+        self, state: Relaxations, form: AffineForm | None, wanted: Tensor
+    ) -> _Functionals:
+        """What is known of the wanted functionals; -inf and 0 of the others."""
         batch = state.box.lower.shape[0]
         rows = SpecRows(self.matrix[wanted].view(-1, *self.graph.output_shape))
         lower = self.slack.new_full((self.rows.num_rows, batch), -torch.inf)
         coeffs = self.matrix.new_zeros(self.rows.num_rows, batch, self.root_width.shape[0])
-        if self.settings.bounding != "ibp":
+        least = lower.clone()
+        if form is not None:
+            forms = functional_forms(form, self.matrix[wanted], state.box)
+            lower[wanted], coeffs[wanted] = forms.lower.double(), forms.planes
+            least[wanted] = forms.lower.double()
+        if self.settings.backward:
             found: list[Tensor] = []
 
             def observe(index: int, tensor: Tensor) -> None:
@@ -208,31 +259,42 @@ class InputBounds:
                 lambda index: state.lines(index, None),
                 observe,
             )
-            lower[wanted] = own.double()
-            coeffs[wanted] = found[0] if found else coeffs[wanted]
+            lower[wanted] = torch.fmax(lower[wanted], own.double())
+            coeffs[wanted] = found[0] if found else 0.0
+            least[wanted] = own.double()
         if self.settings.bounding == "ibp" or self.settings.ibp_enhancement:
             interval = interval_rows(state, rows).double()
             lower[wanted] = torch.fmax(lower[wanted], interval)
-        return lower, coeffs
+        return _Functionals(lower, coeffs, least)
 
-    def _conclude(self, boxes: Boxes, lower: Tensor, coeffs: Tensor) -> Bounded:
-        """Margins, excluded clauses, scores and corners from the functionals' bounds."""
-        taken_off = self.slack[:, None] + self._allowance(boxes, lower, coeffs)
-        lower = torch.nan_to_num(
-            lower - taken_off, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf
-        )
-        margins = lower.T[:, self.row_of] - self.rhs  # [B, K]
+    def _conclude(self, boxes: Boxes, known: _Functionals) -> Bounded:
+        """Margins, excluded clauses, what is left of the boxes, scores and corners."""
+        lower, of = known.lower, self.clause_of
+        taken_off = self.slack[:, None] + self._allowance(boxes, lower, known.coeffs)
+        margins = self._margins(lower - taken_off)  # [B, K]
         impossible = (margins > self.threshold) | (self.strict & (margins >= self.threshold))
-        places = self.clause_of.expand_as(margins)
+        places = of.expand_as(margins)
         found = torch.zeros_like(boxes.excluded, dtype=torch.float64)
         found.scatter_reduce_(1, places, impossible.double(), "amax")
-        excluded = boxes.excluded | (found > 0)
+        planes = Planes(
+            known.coeffs.transpose(0, 1)[:, self.row_of].double(),
+            self._margins(known.least - taken_off) - self.threshold,
+            of,
+        )
+        left = contract(boxes.lower, boxes.upper, planes, boxes.excluded | (found > 0))
+        boxes = replace(boxes, lower=left.lower, upper=left.upper, excluded=left.empty)
+        margins = torch.maximum(margins, left.least + self.threshold)
         best = torch.full_like(found, -torch.inf).scatter_reduce_(1, places, margins, "amax")
-        margin = best.masked_fill(excluded, torch.inf).amin(dim=1)
+        margin = best.masked_fill(left.empty, torch.inf).amin(dim=1)
         if self.settings.compare_with_old_bounds:
             margin = torch.maximum(margin, boxes.margin)
-        score, corners = self._branching(boxes, margins, excluded, coeffs)
-        return Bounded(replace(boxes, margin=margin, excluded=excluded, score=score), corners)
+        score, corners = self._branching(boxes, margins, left.empty, known.coeffs)
+        return Bounded(replace(boxes, margin=margin, score=score), corners)
+
+    def _margins(self, lower: Tensor) -> Tensor:
+        """Lower bounds ``[S, B]`` -> margins ``[B, K]``; -inf where a bound is not finite."""
+        finite = torch.nan_to_num(lower, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        return finite.T[:, self.row_of] - self.rhs
 
     def _allowance(self, boxes: Boxes, lower: Tensor, coeffs: Tensor) -> Tensor:
         """What rounding may account for, ``[S, B]`` float64; see `rounding_allowance`."""
@@ -271,18 +333,15 @@ class InputBounds:
         return torch.where(usable, smart, naive), corners
 
     def _improve(
-        self, state: Relaxations, bounded: Bounded, lower: Tensor, coeffs: Tensor, still: Tensor
+        self, state: Relaxations, bounded: Bounded, known: _Functionals, still: Tensor
     ) -> Bounded:
         """α-CROWN on the boxes of ``still``."""
         part = bounded.select(still)
         wanted = self._wanted_rows(part.boxes)
-        start = Relaxations(
-            self.graph,
-            state.box.select(still),
-            state.features,
+        known_bounds = {node: state.bounds[node].select(still) for node in self.graph.bounded}
+        start = crown_relaxations(
+            self.graph, state.box.select(still), self.options, known=known_bounds
         )
-        for node in self.graph.bounded:
-            start.set_bounds(node, state.bounds[node].select(still))
         result = optimize_alpha(
             start,
             SpecRows(self.matrix[wanted].view(-1, *self.graph.output_shape)),
@@ -290,19 +349,10 @@ class InputBounds:
             self.options,
             self.settings.alpha,
         )
-        better = lower[:, still]
-        better[wanted] = torch.fmax(better[wanted], result.lower.double())
-        improved = self._conclude(part.boxes, better, coeffs[:, still])
-        boxes = bounded.boxes
-        return Bounded(
-            replace(
-                boxes,
-                margin=boxes.margin.index_copy(0, still, improved.boxes.margin),
-                excluded=boxes.excluded.index_copy(0, still, improved.boxes.excluded),
-                score=boxes.score.index_copy(0, still, improved.boxes.score),
-            ),
-            bounded.corners.index_copy(0, still, improved.corners),
-        )
+        better = known.select(still)
+        better.lower[wanted] = torch.fmax(better.lower[wanted], result.lower.double())
+        improved = self._conclude(part.boxes, better)
+        return bounded.put(still, improved)
 
     def _unbounded(self, boxes: Boxes) -> Bounded:
         """Boxes of which no bound is known: the widest input is split, the centre tried."""

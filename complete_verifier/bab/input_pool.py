@@ -59,6 +59,11 @@ class Boxes:
         """The boxes at ``index``: positions, or a mask ``[B]``."""
         return Boxes(*(getattr(self, name)[index] for name in _FIELDS))
 
+    def put(self, index: Tensor, part: Boxes) -> Boxes:
+        """The same with other boxes at the positions ``index``."""
+        pairs = ((getattr(self, name), getattr(part, name)) for name in _FIELDS)
+        return Boxes(*(own.index_copy(0, index, new) for own, new in pairs))
+
     @staticmethod
     def concatenate(parts: list[Boxes]) -> Boxes:
         """All boxes of at least one part, in order."""

@@ -141,6 +141,9 @@ class _Search:
         found = self.attack.look(still)
         if found is not None:
             return found
+        found = self.attack.approach(still.boxes)
+        if found is not None:
+            return found
         return self.attack.walk(still.boxes) if is_due(rounds, _WALK_PERIOD) else None
 
 

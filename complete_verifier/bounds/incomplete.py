@@ -15,6 +15,11 @@ from torch import Tensor
 
 from auto_LiRPA_patches.engine.alpha import optimize_alpha
 from auto_LiRPA_patches.engine.errors import OutOfTimeError
+from auto_LiRPA_patches.engine.forward import (
+    forward_relaxations,
+    functional_forms,
+    most_symbols,
+)
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.inner_bounds import InnerRows
 from auto_LiRPA_patches.engine.options import BoundOptions
@@ -165,6 +170,8 @@ class RegionVerification:
         if settings.method == "ibp":
             state = Relaxations(self.graph, self.box)
             lower = interval_rows(state, self._spec(self.matrix))
+        elif settings.method.startswith("forward"):
+            state, lower = self._forward()
         else:
             state = crown_relaxations(self.graph, self.box, settings.bounds)
             lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
@@ -182,6 +189,17 @@ class RegionVerification:
             excluded=self.rows.excluded(first - allowance, settings.threshold),
             margins=tuple(self.rows.margins(first).tolist()),
         )
+
+    def _forward(self) -> tuple[Relaxations, Tensor]:
+        """Relaxations made forwards, and lower bounds ``[S, 1]`` of the functionals."""
+        options = self.settings.bounds
+        symbols = most_symbols(self.graph, self.box.lower.shape[0], options)
+        state, form = forward_relaxations(self.graph, self.box, symbols)
+        lower = functional_forms(form, self.matrix, self.box).lower
+        lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
+        if self.settings.method == "forward+crown":
+            lower = torch.fmax(lower, crown_bounds(state, self._spec(self.matrix), options))
+        return state, lower
 
     def _alpha(
         self,

@@ -21,7 +21,9 @@ class BoundSettings:
     """What `verify_region` computes.
 
     Attributes:
-        method: `solver.bound_prop_method`: ibp, crown-ibp, crown or alpha-crown.
+        method: `solver.bound_prop_method`: ibp, crown-ibp, crown, alpha-crown,
+            forward (inner bounds and functionals in one pass from the inputs) or forward+crown
+            (functionals backwards as well).
         bounds: how backward passes are cut and what they bound.
         alpha: how α is optimised; iterations 0 leaves CROWN's slopes.
         threshold: margin a proof must exceed.

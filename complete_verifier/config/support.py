@@ -50,7 +50,8 @@ _OWN_BRANCHING = "it only steers branching; the run goes on without it"
 _NO_MIP = "MIP solvers are not part of this release"
 _NO_CUTS = "cutting planes are not part of this release"
 _NO_CLIPPING = "domain clipping is not part of this release"
-_NO_FORWARD = "forward propagation is not part of this release; bounds are computed backwards"
+_NEAREST_METHOD = "the nearest method of this release is used"
+_ONE_FORWARD = "forward bounds keep one symbol per input and error, as many as memory allows"
 _NO_DATASETS = "properties come from VNN-LIB files in this release; give specification.vnnlib_path"
 _NO_PYTORCH = "networks are read from ONNX in this release; give model.onnx_path"
 NO_CALLABLES = "functions named in a config are not run in this release; remove the key"
@@ -79,17 +80,15 @@ def _refused_without_vnnlib(effect: str) -> Support:
 
 _METHODS = Support(
     Status.IGNORED,
-    _NO_FORWARD,
-    implemented=("alpha-crown", "crown", "crown-ibp", "ibp", "same"),
+    _NEAREST_METHOD,
+    implemented=("alpha-crown", "crown", "crown-ibp", "ibp", "same", "forward", "forward+crown"),
     instead={
-        "forward": "crown",
-        "forward+crown": "crown",
-        "forward+backward": "crown",
+        "forward+backward": "forward+crown",
         "alpha-forward": "alpha-crown",
         "init-crown": "crown",
-        "dynamic-forward": "crown",
-        "dynamic-forward+crown": "crown",
-        "dynamic-forward+backward": "crown",
+        "dynamic-forward": "forward",
+        "dynamic-forward+crown": "forward+crown",
+        "dynamic-forward+backward": "forward+crown",
     },
 )
 
@@ -202,7 +201,7 @@ SUPPORT: Mapping[str, Support] = {
     "solver.beta-crown.optimizer": _ignored("the optimiser is Adam"),
     "solver.beta-crown.enable_opt_interm_bounds": _DONE,
     "solver.beta-crown.all_node_split_LP": _DONE,  # an LP always decides leaves
-    "solver.forward.": _ignored(_NO_FORWARD),
+    "solver.forward.": _ignored(_ONE_FORWARD),
     "solver.mip.": _ignored(_NO_MIP),
     "bab.max_domains": _DONE,
     "bab.decision_thresh": _DONE,
@@ -251,7 +250,7 @@ SUPPORT: Mapping[str, Support] = {
     "bab.branching.input_split.update_rhs_with_attack": _refused(
         "it moves the thresholds of the property; remove the key"
     ),
-    "bab.attack.": _ignored("the attack inside the tree tries the minimisers of the bounds"),
+    "bab.attack.": _ignored("the tree tries points where bounds are attained, and steps from them"),
     "attack.general_attack": _ignored("there is one attack, for specifications of any form"),
     "attack.pgd_order": _ignored(
         "the attack runs before or after the bounds in this release",

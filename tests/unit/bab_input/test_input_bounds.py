@@ -23,7 +23,7 @@ from complete_verifier.model.network import Network
 from complete_verifier.specification import Clause, Region
 from tests.unit.bounds.region_cases import at_most, linear, mlp, network_of, region
 
-BOUNDINGS = ("crown", "alpha-crown", "crown-ibp", "ibp")
+BOUNDINGS = ("crown", "alpha-crown", "crown-ibp", "ibp", "forward", "forward+crown")
 
 
 def bounds_of(network: Network, where: Region, settings: InputSplitSettings) -> InputBounds:
@@ -146,5 +146,5 @@ def test_settings_refuse_unknown_names() -> None:
         InputSplitSettings(heuristic="kfsb")
     with pytest.raises(ValueError, match="bf_period.*got 0"):
         InputSplitSettings(bf_period=0)
-    with pytest.raises(ValueError, match="bounding.*crown.*'forward'"):
-        InputSplitSettings(bounding="forward")
+    with pytest.raises(ValueError, match="bounding.*crown.*'backward'"):
+        InputSplitSettings(bounding="backward")

@@ -129,7 +129,7 @@ def test_a_batch_turned_off_states_no_property(error_text) -> None:
 @pytest.mark.parametrize(
     ("flag", "given", "used", "is_listed"),
     [
-        ("--bound_prop_method", "forward+backward", "crown", True),
+        ("--bound_prop_method", "forward+backward", "forward+crown", True),
         ("--bound_prop_method", "alpha-forward", "alpha-crown", True),
         ("--bound_prop_method", "crown-ibp", "crown-ibp", False),
         ("--pgd_order", "middle", "after", True),

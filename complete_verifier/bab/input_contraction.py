@@ -1,0 +1,122 @@
+"""Cut off the parts of a box that a clause's planes exclude.
+
+Each constraint ``c_k . y <= d_k`` of a clause comes with a plane below its left side,
+``c_k . y(x) - d_k >= a_k . x + b_k`` over the box. A point that satisfies the clause has all its
+planes at or below zero, so what lies beyond one of them need not be searched. A box around what is
+left is found input by input; planes of one clause sharpen each other in a few rounds, and may show
+together what none shows alone: that nothing is left.
+
+Shape letters: B boxes, I inputs (flat), K constraints, C clauses.
+
+Reference: bounds propagation over linear constraints, as in constraint programming: E. Davis,
+Constraint propagation with interval labels, Artificial Intelligence 32 (1987), section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ROUNDS = 3
+# Far above what float64 may round here, far below what matters.
+_SLACK = 1e-12
+_TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Planes below the constraints of B boxes, float64.
+
+    Attributes:
+        slopes: ``[B, K, I]``.
+        least: ``[B, K]`` each plane's smallest value over its box, what rounding may account for
+            taken off; -inf where there is no plane.
+        clause_of: ``[K]``.
+    """
+
+    slopes: Tensor
+    least: Tensor
+    clause_of: Tensor
+
+
+@dataclass(frozen=True)
+class Contracted:
+    """What is left of B boxes.
+
+    Attributes:
+        lower, upper: ``[B, I]`` in the boxes' precision, rounded outwards.
+        least: ``[B, K]`` float64, each plane's smallest value over what its clause leaves.
+        empty: ``[B, C]`` bool, clauses of which nothing is left.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    least: Tensor
+    empty: Tensor
+
+
+def contract(lower: Tensor, upper: Tensor, planes: Planes, excluded: Tensor) -> Contracted:
+    """The boxes without what no clause can use.
+
+    Args:
+        lower, upper: ``[B, I]``.
+        planes: over these boxes.
+        excluded: ``[B, C]`` clauses known to be impossible.
+
+    Returns:
+        Boxes inside the given ones that hold every point at which some clause is satisfied. A box
+        that no clause needs is left as it is.
+    """
+    finite = torch.isfinite(planes.slopes).all(dim=2)
+    slopes = planes.slopes.masked_fill(~finite.unsqueeze(2), 0.0)
+    least, of = planes.least.masked_fill(~finite, -torch.inf), planes.clause_of
+    rising, falling = slopes.clamp(min=0), slopes.clamp(max=0)
+    clauses = excluded.shape[1]
+    low = lower.double().unsqueeze(1).expand(-1, clauses, -1)
+    high = upper.double().unsqueeze(1).expand(-1, clauses, -1)
+    largest = torch.maximum(lower.abs(), upper.abs()).double().unsqueeze(1)
+    slack = _SLACK * ((slopes.abs() * largest).sum(-1) + least.abs().nan_to_num(posinf=0.0))
+    slack = slack + _TINY**0.5
+    base = least - _corner(rising, falling, low[:, of], high[:, of])
+    empty = excluded
+    for _ in range(_ROUNDS):
+        own_low, own_high = low[:, of], high[:, of]
+        least = base + _corner(rising, falling, own_low, own_high)
+        empty = empty | _any(least > slack, of, clauses)
+        room = ((slack - least).clamp(min=0) + slack).unsqueeze(2)
+        ceiling = own_low + room / rising.clamp(min=_TINY)
+        floor = own_high - room / falling.neg().clamp(min=_TINY)
+        index = of.view(1, -1, 1).expand_as(ceiling)
+        high = high.scatter_reduce(1, index, ceiling, "amin")
+        low = low.scatter_reduce(1, index, floor, "amax")
+        empty = empty | (low > high).any(dim=2)
+    kept = ~empty.unsqueeze(2)
+    hull_low = torch.where(kept, low, torch.inf).amin(dim=1)
+    hull_high = torch.where(kept, high, -torch.inf).amax(dim=1)
+    some = ~empty.all(dim=1, keepdim=True)
+    return Contracted(
+        torch.where(some, _outwards(hull_low, lower, -1), lower),
+        torch.where(some, _outwards(hull_high, upper, 1), upper),
+        least,
+        empty,
+    )
+
+
+def _corner(rising: Tensor, falling: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``min over the box of slopes . x``, ``[B, K]``."""
+    return (rising * low + falling * high).sum(-1)
+
+
+def _any(found: Tensor, clause_of: Tensor, clauses: int) -> Tensor:
+    """``[B, K]`` bool -> ``[B, C]``: some constraint of the clause."""
+    result = torch.zeros(found.shape[0], clauses, dtype=torch.float64, device=found.device)
+    return result.index_add_(1, clause_of, found.double()) > 0
+
+
+def _outwards(limit: Tensor, old: Tensor, side: int) -> Tensor:
+    """A limit in the precision of `old`, moved outwards by a unit but not beyond `old`."""
+    rounded = limit.to(old.dtype)
+    moved = torch.nextafter(rounded, torch.full_like(old, side * torch.inf))
+    return torch.minimum(moved, old) if side > 0 else torch.maximum(moved, old)

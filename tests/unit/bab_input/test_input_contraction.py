@@ -1,0 +1,101 @@
+"""No point at which a clause may hold is cut off, and what no clause can use is.
+
+A failure of the first kind loses counterexamples: a false proof.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from complete_verifier.bab.alpha_trial import AlphaTrial
+from complete_verifier.bab.input_contraction import Planes, contract
+
+NONE = torch.zeros(1, 1, dtype=torch.bool)
+
+
+def planes_of(slopes: Tensor, offsets: Tensor, low: Tensor, high: Tensor, of: Tensor) -> Planes:
+    """The planes ``slopes . x + offsets`` over float32 boxes."""
+    least = slopes.clamp(min=0) * low.double().unsqueeze(1)
+    least = (least + slopes.clamp(max=0) * high.double().unsqueeze(1)).sum(-1) + offsets
+    return Planes(slopes, least, of)
+
+
+def test_every_point_that_satisfies_a_clause_stays() -> None:
+    generator = torch.Generator().manual_seed(0)
+    kept, cut = 0, 0
+    of = torch.tensor([0, 0, 1, 2, 2, 2])
+    for _ in range(20):
+        low = torch.randn(8, 3, generator=generator)
+        high = low + torch.rand(8, 3, generator=generator)
+        slopes = torch.randn(8, 6, 3, generator=generator).double()
+        slopes[:, :, 1] *= (torch.rand(8, 6, generator=generator) < 0.5).double()
+        offsets = torch.randn(8, 6, generator=generator).double() * 2
+        excluded = torch.rand(8, 3, generator=generator) < 0.2
+        left = contract(low, high, planes_of(slopes, offsets, low, high, of), excluded)
+        share = torch.rand(2000, 8, 3, generator=generator)
+        share[:200] = share[:200].round()
+        points = low + share * (high - low)
+        below = (points.double().unsqueeze(2) * slopes).sum(-1) + offsets <= 0  # [P, B, K]
+        for clause in range(3):
+            holds = below[:, :, of == clause].all(dim=2)
+            holds[:, excluded[:, clause]] = False
+            assert not bool(holds[:, left.empty[:, clause]].any())
+            inside = ((points >= left.lower) & (points <= left.upper)).all(dim=2)
+            assert bool(inside[holds].all())
+            kept += int(holds.sum())
+        assert bool((left.lower >= low).all()) and bool((left.upper <= high).all())
+        cut += int((left.upper - left.lower < 0.7 * (high - low)).sum())
+    assert kept > 1000 and cut > 15
+
+
+def test_a_single_plane_cuts_exactly() -> None:
+    low, high = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 1.0]])
+    of = torch.zeros(1, dtype=torch.int64)
+    slopes = torch.tensor([[[4.0, -1.0]]]).double()
+    left = contract(
+        low, high, planes_of(slopes, torch.tensor([[0.0]]).double(), low, high, of), NONE
+    )
+    assert left.lower.tolist() == [[0.0, 0.0]]
+    assert abs(float(left.upper[0, 0]) - 0.25) < 1e-6 and float(left.upper[0, 1]) == 1.0
+
+
+def test_planes_of_one_clause_exclude_together_what_neither_does_alone() -> None:
+    low, high = torch.tensor([[0.0]]), torch.tensor([[1.0]])
+    slopes = torch.tensor([[[1.0], [-1.0]]]).double()
+    offsets = torch.tensor([[-0.3, 0.7]]).double()  # x <= 0.3 and x >= 0.7
+    together = torch.zeros(2, dtype=torch.int64)
+    left = contract(low, high, planes_of(slopes, offsets, low, high, together), NONE)
+    assert left.empty.tolist() == [[True]]
+    apart = torch.tensor([0, 1])
+    left = contract(low, high, planes_of(slopes, offsets, low, high, apart), NONE.expand(1, 2))
+    assert left.empty.tolist() == [[False, False]]
+    assert (float(left.lower), float(left.upper)) == (0.0, 1.0)
+
+
+def test_planes_that_are_not_finite_cut_nothing() -> None:
+    low, high = torch.tensor([[0.0]]), torch.tensor([[1.0]])
+    of = torch.zeros(2, dtype=torch.int64)
+    for slopes, least in (
+        ([[[torch.nan], [0.0]]], [[5.0, -1.0]]),
+        ([[[torch.inf], [1.0]]], [[5.0, -2.0]]),
+        ([[[1.0], [0.0]]], [[-torch.inf, -torch.inf]]),
+    ):
+        planes = Planes(torch.tensor(slopes).double(), torch.tensor(least).double(), of)
+        left = contract(low, high, planes, NONE)
+        assert left.empty.tolist() == [[False]]
+        assert (float(left.lower), float(left.upper)) == (0.0, 1.0)
+
+
+def test_alpha_is_tried_less_often_after_each_failure_and_again_after_a_success() -> None:
+    trial = AlphaTrial()
+    due = []
+    for _ in range(12):
+        due.append(trial.is_due())
+        if due[-1]:
+            assert not trial.pays(1, 16)
+    assert [index for index, is_due in enumerate(due) if is_due] == [0, 2, 5, 10]
+    while not trial.is_due():
+        pass
+    assert trial.pays(8, 16)
+    assert trial.is_due()
