@@ -25,7 +25,7 @@ from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import BatchRows
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.operators.lines import Lines, TakenLines
+from auto_LiRPA_patches.operators.lines import Lines, LineStep, TakenLines
 from auto_LiRPA_patches.operators.relu import Relu, ReluRelaxation
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
@@ -103,20 +103,20 @@ class Subproblems:
             relaxed features. No gradient.
         """
         seen: dict[int, Tensor] = {}
-        taken: dict[int, TakenLines] = {}
+        taken = _Taken()
         with torch.no_grad():
-            lower = self.lower(state, seen.__setitem__, taken)
+            lower = self.lower(state, seen.__setitem__, taken.step)
             values = {}
             if 0 in seen:
                 point = corner(seen[0], self.box)
-                values = attained_values(self.graph, point, taken)
+                values = attained_values(self.graph, point, taken.lines)
         return lower, {index: coeffs.flatten(2) for index, coeffs in seen.items()}, values
 
     def lower(
         self,
         state: Relaxations,
         observe: Observe | None = None,
-        taken: dict[int, TakenLines] | None = None,
+        step: Callable[[int, Lines], LineStep] | None = None,
     ) -> Tensor:
         """Lower bounds ``[S, B]`` with the present α and β; differentiable in both.
 
@@ -125,8 +125,8 @@ class Subproblems:
         Args:
             state: of `relaxations`.
             observe: see `lower_bounds`.
-            taken: filled with the lines that each activation took, see `attained_values`; then
-                there is no gradient.
+            step: makes of an activation's lines the step to take through it; None takes the
+                lines themselves.
         """
         against = self.against
 
@@ -140,13 +140,22 @@ class Subproblems:
                 lines = replace(lines, shift=shift, constant=constant)
             elif beta is not None and sign is not None:
                 lines = replace(lines, shift=beta * sign)
-            if taken is None:
-                return lines
-            taken[index] = TakenLines(lines)
-            return taken[index]
+            return lines if step is None else step(index, lines)
 
         rows = BatchRows(self.rows)
         return lower_bounds(self.graph, self.box, self.graph.output, rows, lines_at, observe)
+
+
+class _Taken:
+    """The lines that one backward pass takes, per activation."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, TakenLines] = {}
+
+    def step(self, index: int, lines: Lines) -> TakenLines:
+        """Remember them."""
+        self.lines[index] = TakenLines(lines)
+        return self.lines[index]
 
 
 @dataclass(frozen=True)
@@ -305,23 +314,23 @@ def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gr
     ``max(A, 0) z`` in α (zero where it is stable), and ``-s z`` in β.
     """
     at_input: list[Tensor] = []
-    taken: dict[int, TakenLines] = {}
+    taken = _Taken()
 
     def observe(index: int, coeffs: Tensor) -> None:
         if index == 0:
             at_input.append(coeffs)
 
     with torch.no_grad():
-        lower = batch.lower(state, observe, taken)
+        lower = batch.lower(state, observe, taken.step)
 
     def gradients() -> list[Tensor | None]:
         values = {}
         if at_input:
             point = corner(at_input.pop(), batch.box)
-            values = attained_values(batch.graph, point, taken)
+            values = attained_values(batch.graph, point, taken.lines)
         with counted_as(MemoryKind.MULTIPLIERS):
             return [
-                *(_in_alpha(state, index, taken, values) for index in batch.alphas),
+                *(_in_alpha(state, index, taken.lines, values) for index in batch.alphas),
                 *(
                     batch.against[index] * values[index] if index in values else None
                     for index in batch.betas

@@ -131,6 +131,36 @@ class TakenLines(LineStep):
         return lines.put(inputs, upper)
 
 
+class SplitLines(LineStep):
+    """A ReLU's lines with one more neuron split in some boxes: exact there, slope 0 or 1.
+
+    Attributes:
+        lines: of the ReLU before the split.
+        boxes: ``[n]``, those with a split, each once.
+        places: ``[n]``, the neuron's place among the relaxed features.
+        slopes: ``[n]``, 1 for z >= 0 and 0 for z <= 0.
+    """
+
+    def __init__(self, lines: Lines, boxes: Tensor, places: Tensor, slopes: Tensor) -> None:
+        """Split one neuron in each of `boxes`, which no multiplier or earlier split speaks of."""
+        self.lines = lines
+        self.boxes = boxes
+        self.places = places
+        self.slopes = slopes
+
+    def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The step through `lines`, corrected for one neuron per box; there is no gradient."""
+        lines, boxes = self.lines, self.boxes
+        below, bias = lines.step(coeffs)
+        columns = self.places if lines.index is None else lines.index[self.places]
+        own = coeffs[:, boxes, columns]
+        below[:, boxes, columns] = own * self.slopes
+        if bias is not None and lines.upper_intercept is not None:
+            spared = own.clamp(max=0) * lines.upper_intercept[:, boxes, self.places]
+            bias[:, boxes] -= spared
+        return below, bias
+
+
 class _LinesStep(torch.autograd.Function):
     """Keeps only the relaxed columns of A for the gradient; the line taken is told by their sign.
 

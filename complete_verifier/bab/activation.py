@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.engine.subproblems import splittable
+from auto_LiRPA_patches.engine.subproblems import relu_like, splittable
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import branching, stop
 from complete_verifier.bab.bounding import Bounding, OpenClauses
@@ -22,6 +22,7 @@ from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.look import look
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.pool import DomainBatch, DomainPool
+from complete_verifier.bab.probe import ReluProbe
 from complete_verifier.bab.splitter import LOCATE, Splitter
 from complete_verifier.bab.stop import Tally
 from complete_verifier.bab.tree_attack import TreeAttack
@@ -161,8 +162,11 @@ class _Tree:
         """Children of every subproblem; ``2^k`` each, k > 1 while the batch is small."""
         settings = self.settings
         splitter = Splitter(self.bounding, batch, LOCATE[settings.point_method])
+        probe = ReluProbe(self.bounding, batch) if relu_like(self.bounding.root.graph) else None
 
         def evaluate(feature: Tensor, side: Tensor) -> Tensor:
+            if probe is not None:
+                return probe.margins(feature, side)
             return self.bounding.evaluate(splitter.child(batch, feature.cpu(), side.cpu()))
 
         first = branching.choose(

@@ -1,0 +1,83 @@
+"""What a probe says of a child is what its own relaxations and backward pass say.
+
+A failure means that neurons are chosen by bounds of other subproblems than those they lead to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from auto_LiRPA_patches.engine.options import BoundOptions
+from complete_verifier.bab.bounding import Bounding, OpenClauses
+from complete_verifier.bab.children import child
+from complete_verifier.bab.features import Features
+from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.probe import ReluProbe
+from complete_verifier.bounds.incomplete import verify_region
+from complete_verifier.bounds.settings import BoundSettings
+from tests.unit.bounds.region_cases import at_most, mlp, network_of, region
+
+
+def _bounding(*, memory_bytes: int | None, in_tiles: bool) -> Bounding:
+    torch.manual_seed(1)
+    module: nn.Module = mlp(3, 12, 10, 2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2.0)
+    rows = [at_most([1.0, -1.0], 100.0), at_most([0.5, 1.0], 100.0)]
+    where = region([-1] * 3, [1] * 3, *rows)
+    root = verify_region(network_of(module, (3,)), where, BoundSettings(method="crown")).root
+    assert root is not None
+    options = BoundOptions(memory_bytes=memory_bytes)
+    clauses = OpenClauses.of(root, 0.0)
+    return Bounding(root, Features.of(root), clauses, options, in_tiles=in_tiles)
+
+
+def _batch(bounding: Bounding, count: int) -> tuple[DomainBatch, torch.Tensor]:
+    """Subproblems with one split each, and open features ``[count, 3]`` of them."""
+    features = bounding.features
+    free = features.unstable.nonzero().squeeze(1)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.stack(
+        [free[torch.randperm(len(free), generator=generator)] for _ in range(count)]
+    )
+    clause = torch.arange(count) % bounding.clauses.index.shape[0]
+    empty = DomainBatch(
+        clause=clause,
+        path=torch.arange(count) + 1,
+        depth=torch.zeros(count, dtype=torch.int64),
+        splits=torch.zeros(count, 0, dtype=torch.int32),
+        points=torch.zeros(count, 0),
+        betas=torch.zeros(count, 1, 0),
+        alphas=torch.rand(count, 1, features.total, generator=generator),
+        margin=torch.full((count,), -np.inf, dtype=torch.float64),
+        ranges=bounding.root_ranges(count),
+    )
+    side = torch.where(torch.arange(count) % 2 == 0, 1, -1)
+    split = child(empty, order[:, 0], side)
+    split.betas.copy_(torch.rand(split.betas.shape, generator=generator))
+    return split, order[:, 1:4]
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "in_tiles"), [(None, False), (20_000, False), (None, True)]
+)
+def test_margins_are_those_of_the_children(memory_bytes: int | None, in_tiles: bool) -> None:
+    bounding = _bounding(memory_bytes=memory_bytes, in_tiles=in_tiles)
+    batch, tried = _batch(bounding, 21)
+    probe = ReluProbe(bounding, batch)
+    parents = bounding.evaluate(batch)
+    layers = set()
+    for feature in tried.unbind(1):
+        layers |= {int((f >= s.offset) & (f < s.stop)) * s.activation
+                   for f in feature for s in bounding.features.spans}  # fmt: skip
+        for side in (1, -1):
+            sides = torch.full_like(feature, side)
+            expected = bounding.evaluate(child(batch, feature, sides))
+            found = probe.margins(feature, sides)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            assert not torch.allclose(found, parents, atol=1e-3)
+    assert len(layers - {0}) == 2
