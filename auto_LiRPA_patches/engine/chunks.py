@@ -7,6 +7,7 @@ from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.rows import Chunking
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.base import num_elements
+from auto_LiRPA_patches.operators.relaxed import Relaxed
 
 # One step holds the old and the new coefficients and up to two temporaries of their size.
 _COPIES = 4
@@ -24,6 +25,9 @@ def row_elements(graph: Graph, node: int) -> int:
         for source in graph.nodes[index].inputs:
             live[source] = num_elements(graph.nodes[source].shape)
             widest = max(widest, live[source])
+        operator = graph.nodes[index].operator
+        if isinstance(operator, Relaxed):
+            widest = max(widest, operator.scratch_elements)
         peak = max(peak, sum(live.values()) + _COPIES * widest)
     return peak
 
@@ -37,8 +41,11 @@ def saved_elements(graph: Graph, node: int) -> int:
             continue
         reached.update(graph.nodes[index].inputs)
         size = num_elements(graph.nodes[index].shape)
-        if isinstance(graph.nodes[index].operator, Activation):
+        operator = graph.nodes[index].operator
+        if isinstance(operator, Activation):
             total += 3 * size
+        elif isinstance(operator, Relaxed):
+            total += 3 * size + _COPIES * operator.scratch_elements
     return total + num_elements(graph.input_shape)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.operators.activation import Activation
-from auto_LiRPA_patches.operators.bilinear import Bilinear
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.operators.relaxed import Relaxed
 
 
 @dataclass
@@ -63,15 +63,15 @@ class Relaxations:
         """The relaxation of node `index` for rows that use `alphas` (None = CROWN's own lines)."""
         relaxation = self.relaxation(index)
         operator = self.graph.nodes[index].operator
-        if isinstance(operator, Activation | Bilinear):
+        if isinstance(operator, Activation | Relaxed):
             alpha = None if alphas is None else alphas.get(index)
             return operator.lines(relaxation, alpha)
         return relaxation
 
-    def activation(self, index: int) -> tuple[Activation | Bilinear, Any] | None:
+    def activation(self, index: int) -> tuple[Activation | Relaxed, Any] | None:
         """The operator at node `index` with its relaxation; None where α has no part."""
         operator = self.graph.nodes[index].operator
-        if not isinstance(operator, Activation | Bilinear):
+        if not isinstance(operator, Activation | Relaxed):
             return None
         return operator, self.relaxation(index)
 
@@ -84,8 +84,8 @@ class Relaxations:
                 self.relaxed[index] = node.operator.relax(
                     sources[0].flatten(), self.features.get(index)
                 )
-            elif isinstance(node.operator, Bilinear):
-                self.relaxed[index] = node.operator.relax(sources[0], sources[1])
+            elif isinstance(node.operator, Relaxed):
+                self.relaxed[index] = node.operator.relax(*sources)
             else:
                 raise TypeError(f"{node.name}: no relaxation is known for this operator")
         return self.relaxed[index]

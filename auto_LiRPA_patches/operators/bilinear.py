@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.operators.arithmetic import align, sum_to_shape
-from auto_LiRPA_patches.operators.base import Operator, Shape, num_elements
+from auto_LiRPA_patches.operators.base import Shape, num_elements
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.operators.relaxed import Relaxed
 from auto_LiRPA_patches.sharding.weights import WeightSource
 
 
@@ -57,12 +58,12 @@ class Planes:
 
 
 @dataclass(frozen=True)
-class Bilinear(Operator):
+class Bilinear(Relaxed):
     """Common part; subclasses say what a term is and how terms are added up."""
 
     @property
-    def needs_bounds(self) -> bool:
-        return True
+    def scratch_elements(self) -> int:
+        return num_elements(self.term_shape)
 
     @property
     @abstractmethod
@@ -70,7 +71,7 @@ class Bilinear(Operator):
         """Shape of all products of two numbers, without the batch axis."""
 
     @abstractmethod
-    def relax(self, x: Interval, y: Interval) -> Factors:
+    def relax(self, *bounds: Interval) -> Factors:
         """Align the factors' bounds ``[B, *input_shape]``; differentiable in them."""
 
     def initial_alpha(self, relaxation: Factors) -> Tensor:
@@ -103,10 +104,11 @@ class Product(Bilinear):
         return self._aligned(0, inputs[0]) * self._aligned(1, inputs[1])
 
     def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
-        factors = self.relax(inputs[0], inputs[1])
+        factors = self.relax(*inputs)
         return _term_interval(factors.x, factors.y)
 
-    def relax(self, x: Interval, y: Interval) -> Factors:
+    def relax(self, *bounds: Interval) -> Factors:
+        x, y = bounds
         return Factors(
             Interval(self._aligned(0, x.lower), self._aligned(0, x.upper)),
             Interval(self._aligned(1, y.lower), self._aligned(1, y.upper)),
@@ -154,7 +156,7 @@ class MatrixProduct(Bilinear):
         return self._aligned(0, inputs[0]) @ self._aligned(1, inputs[1])
 
     def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
-        factors = self.relax(inputs[0], inputs[1])
+        factors = self.relax(*inputs)
         total: Interval | None = None
         # Term by term, so that no tensor of all terms is made.
         for k in range(self.input_shapes[0][-1]):
@@ -166,7 +168,8 @@ class MatrixProduct(Bilinear):
             raise ValueError(f"{self.name}: a product over an axis of no elements")
         return total
 
-    def relax(self, x: Interval, y: Interval) -> Factors:
+    def relax(self, *bounds: Interval) -> Factors:
+        x, y = bounds
         return Factors(
             _each(x, lambda value: self._aligned(0, value)),
             _each(y, lambda value: self._aligned(1, value)),

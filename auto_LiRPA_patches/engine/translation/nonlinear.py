@@ -14,7 +14,7 @@ from auto_LiRPA_patches.engine.translation.steps import (
     value_axis,
 )
 from auto_LiRPA_patches.engine.upstream_node import UpstreamNode
-from auto_LiRPA_patches.operators.base import Operator
+from auto_LiRPA_patches.operators.base import Operator, num_elements
 from auto_LiRPA_patches.operators.bilinear import MatrixProduct, Product
 from auto_LiRPA_patches.operators.curves import Exp, Log, Power, Reciprocal, Sqrt
 from auto_LiRPA_patches.operators.linear import Linear
@@ -22,7 +22,7 @@ from auto_LiRPA_patches.operators.reduction import Reduction
 from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.operators.s_shaped import Sigmoid, Tanh
 from auto_LiRPA_patches.operators.shape import Reshape
-from auto_LiRPA_patches.operators.softmax import Differences
+from auto_LiRPA_patches.operators.softmax import Differences, ExpDifferences
 from auto_LiRPA_patches.operators.waves import Cos, Sin
 
 
@@ -103,6 +103,10 @@ def _pow(node: UpstreamNode) -> Operator | tuple[Step, ...]:
 _LARGEST_POWER = 8
 
 
+# Twice as many rows of a backward pass bound them one by one.
+_MANY_DIFFERENCES = 1024
+
+
 def _softmax(node: UpstreamNode) -> tuple[Step, ...]:
     """``1 / sum_j exp(x_j - x_i)``; see `operators.softmax`."""
     (shape,) = perturbed_shapes(node)
@@ -111,8 +115,11 @@ def _softmax(node: UpstreamNode) -> tuple[Step, ...]:
         node.refuse("it normalises another axis than the last")
     chain = Chain(node)
     wide = (*shape, shape[-1])
-    value = chain.add(Differences(chain.name("differences"), (shape,), wide), 0)
-    value = chain.add(Exp(chain.name("exp"), (wide,), wide), value)
+    if num_elements(wide) > _MANY_DIFFERENCES:
+        value = chain.add(ExpDifferences(chain.name("exp"), (shape,), wide), 0)
+    else:
+        value = chain.add(Differences(chain.name("differences"), (shape,), wide), 0)
+        value = chain.add(Exp(chain.name("exp"), (wide,), wide), value)
     total = Reduction(chain.name("sum"), (wide,), shape, axes=(len(shape),))
     value = chain.add(total, value)
     chain.add(Reciprocal(node.name, (shape,), shape), value)
