@@ -10,7 +10,8 @@ of its layer.
 * babsr: ``|max(s a b, (s - 1) a b) + min(a, 0) t|`` (Bunel et al. 2020, arXiv 1909.06588, section
   5.2: the estimated effect of fixing the neuron).
 
-A neuron without a kink (sigmoid, tanh) has one score for all of these, its gap. `nonlinear` is kfsb.
+A neuron without a kink (sigmoid, tanh) has one score for all of these, its gap; `nonlinear` is
+kfsb.
 
 fsb and kfsb bound both children of the best candidates and decide by what comes out (De Palma et
 al. 2021, arXiv 2104.06718; Wang et al. 2021, arXiv 2103.06624, appendix B): fsb takes candidates
