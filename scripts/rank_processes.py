@@ -72,7 +72,7 @@ class RankProcesses:
     def _result(self, rank: int) -> Any:
         try:
             failure, result = self._pipes[rank].recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise RuntimeError(f"rank {rank} died") from None
         if failure is not None:
             raise RuntimeError(f"rank {rank} failed:\n{failure}")
@@ -85,7 +85,7 @@ def _serve(pipe: Any) -> None:
     while True:
         try:
             job: _Job = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         pipe.send(_done(job))
 

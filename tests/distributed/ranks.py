@@ -33,6 +33,8 @@ from auto_LiRPA_patches.sharding.mesh import Mesh
 
 _COLLECTIVE_TIMEOUT_SECONDS = 20.0
 _DEATH_SECONDS = 5.0
+_IMPORT_SECONDS = 120.0
+_GO = b"go"
 
 
 class RankFailure(Exception):  # noqa: N818  named for what happened; a test may expect it
@@ -104,6 +106,7 @@ class RankPool:
                     arguments=arguments,
                 )
                 self._pipes[rank].send_bytes(pickle.dumps(job))
+            self._start_together(function.__qualname__, world_size)
             reports = self._collect(function.__qualname__, world_size, timeout)
         failures = [(report.failed_at, rank) for rank, report in reports.items() if report.failure]
         if failures:
@@ -135,6 +138,18 @@ class RankPool:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(mine)
+
+    def _start_together(self, name: str, world_size: int) -> None:
+        """Let the ranks begin once all have imported what they run: new ones take far longer."""
+        for rank, pipe in enumerate(self._pipes[:world_size]):
+            if not pipe.poll(_IMPORT_SECONDS):
+                self._lose(name, f"rank {rank} was not ready in {_IMPORT_SECONDS:g} s", {})
+            try:
+                pipe.recv_bytes()
+            except (EOFError, OSError):
+                self._lose(name, f"rank {rank} died before it began", {})
+        for pipe in self._pipes[:world_size]:
+            pipe.send_bytes(_GO)
 
     def _collect(self, name: str, world_size: int, timeout: float) -> dict[int, _Report]:
         """Wait for all ranks; poison the pool if one dies or does not answer in time."""
@@ -181,12 +196,16 @@ def _serve(pipe: connection.Connection) -> None:
             job = pickle.loads(pipe.recv_bytes())  # noqa: S301  sent by the parent
         except EOFError:
             return
-        pipe.send_bytes(pickle.dumps(_perform(job)))
+        try:
+            function = _load(Path(job.file), job.name)
+        finally:
+            pipe.send_bytes(_GO)
+        pipe.recv_bytes()
+        pipe.send_bytes(pickle.dumps(_perform(job, function)))
 
 
-def _perform(job: _Job) -> _Report:
+def _perform(job: _Job, function: Callable[..., Any]) -> _Report:
     try:
-        function = _load(Path(job.file), job.name)
         ranks = start(job.mesh, "gloo", job.collective_timeout, init_method=job.rendezvous)
         value = function(ranks, *job.arguments)
         # Nobody leaves while another still talks: its failure would be blamed on this rank.
