@@ -276,7 +276,7 @@ def test_the_same_query_many_times_takes_the_same_subproblems(
     verify: Verify, problem: Callable[..., Problem], way: str, gap: float
 ) -> None:
     """Field case 37, each time with everything read anew."""
-    onnx, text = problem((3, 10, 8, 2), gap)
+    onnx, text = problem((3, 8, 6, 2), gap)
     # Random from the very top takes thousands of subproblems; the best few at once go first here.
     random = ("--branching_method", "random", "--min_batch_size_ratio", "2")
     own = random if way == "activations" else ()
