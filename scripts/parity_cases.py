@@ -218,7 +218,7 @@ CASES: Mapping[str, BoundCase | BranchCase] = {
     ),
     "branching resnet_2b": BranchCase(
         _RESNET / "onnx/resnet_2b.onnx",
-        _RESNET / "vnnlib_properties_pgd_filtered/resnet2b_pgd_filtered/prop_12_eps_0.008.vnnlib",
+        _RESNET / "vnnlib_properties_pgd_filtered/resnet2b_pgd_filtered/prop_0_eps_0.008.vnnlib",
         rounds=3,
         batch=16,
         iterations=3,
