@@ -111,6 +111,8 @@ class AffineOperator(Operator):
         """b, broadcastable to ``output_shape``; None when there is none."""
 
     def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return _value(inputs[0], self, weights)
         return _AffineValue.apply(inputs[0], self, weights)
 
     def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
@@ -126,7 +128,9 @@ class AffineOperator(Operator):
     def backward(
         self, weights: WeightSource, coeffs: Tensor, lines: Any | None
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        below, bias = _AffineStep.apply(coeffs, self, weights)
+        # Without a graph to make, the detour through autograd only takes time.
+        step = _AffineStep.apply if torch.is_grad_enabled() else _step
+        below, bias = step(coeffs, self, weights)
         return (below,), bias
 
     def select_rows(self, weights: WeightSource, index: Tensor, sign: Tensor) -> Tensor | None:
@@ -143,9 +147,7 @@ class _AffineValue(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, operator: AffineOperator, weights: WeightSource) -> Tensor:
         ctx.operator, ctx.weights = operator, weights
-        y = operator.apply(weights, x)
-        offset = operator.offset(weights)
-        return y if offset is None else y + offset
+        return _value(x, operator, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -160,13 +162,7 @@ class _AffineStep(torch.autograd.Function):
         ctx: Any, coeffs: Tensor, operator: AffineOperator, weights: WeightSource
     ) -> tuple[Tensor, Tensor | None]:
         ctx.operator, ctx.weights = operator, weights
-        rows_shape = coeffs.shape[:2]
-        rows = coeffs.flatten(0, 1)
-        below = operator.adjoint(weights, rows).unflatten(0, rows_shape)
-        vector = _offset_vector(operator, weights)
-        if vector is None:
-            return below, None
-        return below, (rows.flatten(1) @ vector).view(rows_shape)
+        return _step(coeffs, operator, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -179,6 +175,24 @@ class _AffineStep(torch.autograd.Function):
             if vector is not None:
                 above = torch.addr(above, bias.flatten(), vector)
         return above.view(*rows_shape, *operator.output_shape), None, None
+
+
+def _value(x: Tensor, operator: AffineOperator, weights: WeightSource) -> Tensor:
+    y = operator.apply(weights, x)
+    offset = operator.offset(weights)
+    return y if offset is None else y + offset
+
+
+def _step(
+    coeffs: Tensor, operator: AffineOperator, weights: WeightSource
+) -> tuple[Tensor, Tensor | None]:
+    rows_shape = coeffs.shape[:2]
+    rows = coeffs.flatten(0, 1)
+    below = operator.adjoint(weights, rows).unflatten(0, rows_shape)
+    vector = _offset_vector(operator, weights)
+    if vector is None:
+        return below, None
+    return below, (rows.flatten(1) @ vector).view(rows_shape)
 
 
 def _offset_vector(operator: AffineOperator, weights: WeightSource) -> Tensor | None:
