@@ -12,7 +12,6 @@ from torch import Tensor
 from auto_LiRPA_patches.operators.base import AffineOperator
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
-
 # Up to so many channels, phases included, oneDNN's strided adjoint is slower than a convolution of
 # stride 1 (measured on one AVX2 thread, 128 rows: 8 -> 3 channels, 4 x 4, stride 2: 13.1 ms against
 # 4.0; 16 -> 3, 3 x 3: 8.9 against 6.4; 16 -> 8, 4 x 4: 2.8 against 2.0; 32 -> 16, 3 x 3: 4.2
@@ -87,7 +86,7 @@ class Conv(AffineOperator):
         return weights.gather(self.bias).view(-1, *(1 for _ in self.stride))
 
     def _cuts_patches(self, kernel: Tensor) -> bool:
-        """Whether every input cell is read once: patches side by side, as vision transformers do."""
+        """Whether every input cell is read once: patches side by side, as in transformers."""
         return (
             self.stride == tuple(kernel.shape[2:])
             and len(self.stride) == 2
@@ -213,9 +212,7 @@ class ConvTranspose(AffineOperator):
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         kernel = weights.gather(self.weight)
         convolve = F.conv1d if len(self.stride) == 1 else F.conv2d
-        below = convolve(
-            rows, kernel, None, self.stride, self.padding, self.dilation, self.groups
-        )
+        below = convolve(rows, kernel, None, self.stride, self.padding, self.dilation, self.groups)
         # Output padding lets the convolution fit once more where no input cell is.
         for axis, size in enumerate(self.input_shapes[0][1:]):
             below = below.narrow(axis + 2, 0, size)
