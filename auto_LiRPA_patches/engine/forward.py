@@ -133,13 +133,14 @@ def functional_forms(form: AffineForm, matrix: Tensor, box: Interval) -> Functio
     deviation = coeffs.abs().sum(0)
     if form.radius is not None:
         deviation = deviation + form.radius.flatten(1) @ matrix.abs().T
-    half = (box.upper - box.lower).flatten(1) / 2
-    inputs = half.shape[1]
-    planes = coeffs.new_zeros(matrix.shape[0], half.shape[0], inputs)
+    # What a symbol stands for: more than half the width where the box is a few units wide.
+    radius = _center_and_radius(box)[1].flatten(1)
+    inputs = radius.shape[1]
+    planes = coeffs.new_zeros(matrix.shape[0], radius.shape[0], inputs)
     if coeffs.shape[0] >= inputs:
-        # By no less than the half width behind a symbol: a plane may be too flat, never too steep.
-        above = 1 + 4 * torch.finfo(half.dtype).eps
-        scale = half.sign() / (half * above).clamp(min=torch.finfo(half.dtype).tiny)
+        # A plane may be too flat, never too steep.
+        above = 1 + 4 * torch.finfo(radius.dtype).eps
+        scale = radius.sign() / (radius * above).clamp(min=torch.finfo(radius.dtype).tiny)
         planes = (coeffs[:inputs] * scale.T.unsqueeze(2)).permute(2, 1, 0)
         planes = torch.nan_to_num(planes, nan=0.0, posinf=0.0, neginf=0.0)
     return FunctionalForms((center - deviation).T, planes)
@@ -242,20 +243,25 @@ class _Propagation:
             )
         least, most = torch.minimum(*low), torch.maximum(*high)
         middle = least / 2 + most / 2
-        return slope, middle, torch.maximum(most - middle, middle - least)
+        # Over a point both lines go through it, and rounding may put the lower one on top.
+        return slope, middle, torch.maximum(most - middle, middle - least).clamp(min=0)
 
 
 def _input_form(box: Interval, symbols: int) -> AffineForm:
     """One symbol per input; where that is more than allowed, intervals."""
-    center = box.lower / 2 + box.upper / 2
-    # A unit more than half the width, so that rounding cannot leave a corner outside.
-    above = 1 + torch.finfo(center.dtype).eps
-    radius = torch.maximum(box.upper - center, center - box.lower) * above
+    center, radius = _center_and_radius(box)
     inputs = radius.flatten(1).shape[1]
     if inputs > symbols:
         return AffineForm(center, center.new_zeros(0, *center.shape), radius)
     coeffs = torch.diag_embed(radius.flatten(1)).transpose(0, 1)  # [I, B, I]
     return AffineForm(center, coeffs.reshape(inputs, *center.shape), None)
+
+
+def _center_and_radius(box: Interval) -> tuple[Tensor, Tensor]:
+    center = box.lower / 2 + box.upper / 2
+    # A unit more than half the width, so that rounding cannot leave a corner outside.
+    above = 1 + torch.finfo(center.dtype).eps
+    return center, torch.maximum(box.upper - center, center - box.lower) * above
 
 
 def _through_affine(
@@ -298,7 +304,7 @@ def _new_symbols(error: Tensor, most: int) -> tuple[Tensor | None, Tensor | None
     Args:
         error: ``[B, N]`` >= 0, zero where the relaxation is exact.
     """
-    needed = int(error.sign().sum(1).amax()) if error.numel() else 0
+    needed = int(error.count_nonzero(dim=1).amax()) if error.numel() else 0
     count = min(needed, most)
     if needed == 0:
         return None, None

@@ -125,3 +125,38 @@ def test_a_bound_that_overflows_is_refused() -> None:
     ones = torch.ones(1, 1)
     with pytest.raises(NonFiniteBoundError):
         forward_relaxations(graph, Interval(-ones, ones), PLENTY)
+
+
+def test_a_neuron_without_width_takes_no_error_from_another() -> None:
+    """One of two neurons is a point, where rounding may put its lower line above the upper one."""
+    for seed in range(60):
+        torch.manual_seed(seed)
+        net = nets.mlp(2, 2, 1, activation=nn.Sigmoid)
+        with torch.no_grad():
+            nets.layer(net, 0).weight.copy_(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
+        graph = nets.graph_of(net, (2,))
+        center, radius = torch.randn(1, 2).double(), torch.tensor([[1.0, 0.0]]).double()
+        box, matrix = Interval(center - radius, center + radius), nets.signed_outputs(graph)
+        _, forms = bounded(graph, box, matrix)
+        assert_rows_below(graph, matrix, forms.lower, nets.points_of(box, 200))
+
+
+@pytest.mark.parametrize("units", range(1, 10))
+def test_no_plane_is_too_steep_over_a_few_units(units: int) -> None:
+    """The centre of so narrow a box is rounded: a symbol stands for more than half the width."""
+    net = nets.mlp(1, 1)
+    with torch.no_grad():
+        nets.layer(net, 0).weight.fill_(1.0)
+    graph = nets.graph_of(net, (1,))
+    for start in (1.0, 1.0 + torch.finfo(torch.float64).eps):
+        low = torch.tensor([[start]], dtype=torch.float64)
+        box = Interval(low, low + units * torch.finfo(torch.float64).eps)
+        _, forms = bounded(graph, box, torch.eye(1, dtype=torch.float64))
+        assert 0 < float(forms.planes) <= 1
+
+
+def test_an_error_that_is_not_a_number_takes_no_symbol_from_another() -> None:
+    error = torch.tensor([[0.5, torch.nan, 0.0]])
+    new, rest = forward._new_symbols(error, PLENTY)
+    assert new is not None and rest is None
+    assert new.shape[0] == 2 and bool((new == 0.5).any()) and bool(new.isnan().any())
