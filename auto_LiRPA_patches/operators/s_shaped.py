@@ -25,6 +25,9 @@ from auto_LiRPA_patches.operators.tangent_points import furthest_tangent
 
 # Below this width the chord's slope would be rounding noise; a secant-free line is used instead.
 _NARROW = 1e-3
+# Units in the last place of f's height by which every line is moved outwards: f(x) near zero, and
+# f(-inf) - f(x), are differences of numbers of that size, however small they are themselves.
+_UNITS = 2
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ class SShaped(Activation):
     @abstractmethod
     def symmetry(self) -> float:
         """The constant f(x) + f(-x)."""
+
+    def margin(self, precision: torch.dtype) -> float:
+        """What is taken off every lower line for rounding."""
+        return _UNITS * torch.finfo(precision).eps * self.height
 
     def slope(self, value: Tensor) -> Tensor:
         """f', elementwise."""
@@ -133,7 +140,7 @@ class SShaped(Activation):
         # Mean value theorem with the smallest derivative, at an end point: sound at any width.
         flattest = torch.minimum(self.slope(lower), self.slope(upper))
         fixed_slope = torch.where(narrow, flattest, chord)
-        fixed_intercept = value_lower - fixed_slope * lower
+        fixed_intercept = value_lower - fixed_slope * lower - self.margin(lower.dtype)
         fixed_slope = fixed_slope.masked_fill(chosen, 0.0)
         fixed_intercept = fixed_intercept.masked_fill(chosen, 0.0)
         return Side(furthest, reach, tangent, fixed_slope, fixed_intercept, start)
@@ -172,7 +179,7 @@ class _TangentLine(torch.autograd.Function):
         rise = curve.height * curve.steepness
         slope = (1 - sigmoid).mul_(sigmoid).mul_(rise)
         value = sigmoid * curve.height
-        value.add_((curve.symmetry - curve.height) / 2)
+        value.add_((curve.symmetry - curve.height) / 2).sub_(curve.margin(value.dtype))
         intercept = value.addcmul_(slope, point, value=-1)
         if ctx.needs_input_grad[0]:
             # f'' (d* - l), what the tangent's slope gains per unit of α.

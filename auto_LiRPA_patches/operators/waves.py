@@ -14,6 +14,8 @@ from auto_LiRPA_patches.operators.smooth import Smooth
 from auto_LiRPA_patches.sharding.weights import WeightSource
 
 _PERIOD = 2 * math.pi
+# Beyond it float64 no longer tells where in its period a number lies closely enough for a line.
+_FURTHEST = 1e9
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Wave(Smooth):
 
     def slope_range(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         return _range(lower, upper, self.phase + math.pi / 2)
+
+    def inside_domain(self, lower: Tensor, upper: Tensor) -> Tensor:
+        return torch.maximum(lower.abs(), upper.abs()) <= _FURTHEST
 
     def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
         lower, upper = inputs[0].lower, inputs[0].upper

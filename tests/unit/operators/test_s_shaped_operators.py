@@ -198,3 +198,26 @@ def test_the_gradient_is_finite_over_every_interval(kind: type[SShaped]) -> None
         total = below.sum() + bias.sum()
         grads = torch.autograd.grad(total, (lower, upper, alpha), retain_graph=True)
         assert all(bool(torch.isfinite(grad).all()) for grad in grads)
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    [(Sigmoid, -10.3, -9.6), (Sigmoid, -24.0, -22.0), (Tanh, -0.0023, 0.0056), (Tanh, -0.23, 2e-4)],
+)
+def test_lines_hold_where_the_function_is_far_smaller_than_its_height(
+    kind: type[SShaped], low: float, high: float
+) -> None:
+    """Small outputs may have large weights behind them: what rounding takes is multiplied."""
+    torch.manual_seed(6)
+    ends = low + (high - low) * torch.rand(2, 500)
+    box = Interval(ends.amin(0, keepdim=True), ends.amax(0, keepdim=True))
+    operator = make(kind, 500)
+    lines = operator.lines(operator.relax(box, None), torch.rand(2, 1, 1, 500))
+    assert lines.lower_intercept is not None
+    assert lines.upper_intercept is not None
+    lower, upper = box.lower.double(), box.upper.double()
+    for share in torch.linspace(0, 1, 21, dtype=torch.float64):
+        value = lower + share * (upper - lower)
+        exact = operator.function(value)
+        assert bool((lines.lower_slope[0] * value + lines.lower_intercept[0] <= exact).all())
+        assert bool((lines.upper_slope[0] * value + lines.upper_intercept[0] >= exact).all())

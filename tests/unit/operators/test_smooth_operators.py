@@ -168,5 +168,23 @@ def test_gradient_in_bounds_and_alpha(name: str) -> None:
     fixed = (lower.detach(), upper.detach())
     assert torch.autograd.gradcheck(lambda share: intercepts(share, *fixed), (alpha,))
     steps = intercepts(alpha.detach(), lower, upper)
-    gradients = torch.autograd.grad(sum(part.sum() for part in steps), (lower, upper))
+    gradients = torch.autograd.grad(torch.cat(steps).sum(), (lower, upper))
     assert all(bool(torch.isfinite(part).all()) for part in gradients)
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_no_line_misses_a_crest_where_periods_are_not_resolved(name: str) -> None:
+    """Far out, rounding moves the points where the slope is met by more than a period."""
+    operator = OPERATORS[name][0]
+    torch.manual_seed(7)
+    ends = 10 ** (9 + 17 * torch.rand(2, 500, dtype=torch.float64)) * torch.randn(2, 500).sign()
+    box = Interval(ends.amin(0, keepdim=True), ends.amax(0, keepdim=True))
+    lines = operator.lines(operator.relax(box, None), None)
+    assert lines.lower_intercept is not None
+    assert lines.upper_intercept is not None
+    # Every interval holds many periods, so that both extremes are taken beside any point.
+    for end in (box.lower, box.upper):
+        assert bool((lines.lower_slope[0] * end + lines.lower_intercept[0] <= -1 + 1e-9).all())
+        assert bool((lines.upper_slope[0] * end + lines.upper_intercept[0] >= 1 - 1e-9).all())
+    image = operator.interval(WEIGHTS, box)
+    assert bool((image.lower == -1).all() & (image.upper == 1).all())
