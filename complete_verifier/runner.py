@@ -13,8 +13,10 @@ from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 from auto_LiRPA_patches.sharding.weights import WeightSource
 from complete_verifier.clock import Clock
+from complete_verifier.config import automatic
 from complete_verifier.effort import Effort, effort
 from complete_verifier.instance import InstanceRun, Outcome
+from complete_verifier.model.network import Network
 from complete_verifier.network_cache import NetworkCache
 from complete_verifier.output import Output
 from complete_verifier.queries import Query, queries
@@ -73,7 +75,6 @@ class _Runner:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._effort: Effort = effort(session.config)
         self._networks = NetworkCache(session)
         config, mesh = session.config.parallel, session.ranks.mesh
         self._parallel = Parallel(
@@ -130,7 +131,7 @@ class _Runner:
         load_seconds = clock.seconds()
         progress = Progress(logger, self._session.speaks)
         run = InstanceRun(
-            self._session, network, specification, self._effort, clock, progress.report
+            self._session, network, specification, self._effort(network), clock, progress.report
         )
         weights = network.graph.weights
         weights.settle()
@@ -156,6 +157,14 @@ class _Runner:
             ),
             outcome,
         )
+
+    def _effort(self, network: Network) -> Effort:
+        """The config's budgets, with what `auto` chooses for this network."""
+        session = self._session
+        config, notes = automatic(session.config, session.loaded.origins, network.num_inputs)
+        for note in notes:
+            logger.debug("%s: %s (%s)", note.key, note.value, note.reason)
+        return effort(config)
 
     def _measured(self, run: InstanceRun, weights: WeightSource) -> tuple[Outcome, Memory]:
         """Run an instance, and count its bytes where that is asked for.

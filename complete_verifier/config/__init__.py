@@ -1,5 +1,6 @@
 """Configuration: frozen dataclasses read from YAML and flags. Imports neither torch nor numpy."""
 
+from complete_verifier.config.automatic import automatic
 from complete_verifier.config.errors import ConfigError
 from complete_verifier.config.fingerprint import config_hash
 from complete_verifier.config.loader import LoadedConfig, describe_config, load_config
@@ -14,6 +15,7 @@ __all__ = [
     "InputPaths",
     "LoadedConfig",
     "Resolved",
+    "automatic",
     "config_hash",
     "describe_config",
     "load_config",
