@@ -65,6 +65,8 @@ class Subproblems:
         betas: per activation ``[S, B, F]``, >= 0; ``[2, S, B, F]`` for those in `cuts`.
         cuts: splits at points other than zero, per activation that can have any; these activations
             are not in `signs`.
+        places: per activation whose β are for its split features only: which ones, ``[B, D]``. Its
+            `betas` are ``[S, B, D]`` then.
     """
 
     graph: Graph
@@ -76,6 +78,7 @@ class Subproblems:
     alphas: Mapping[int, Tensor]
     betas: Mapping[int, Tensor] = field(default_factory=dict)
     cuts: Mapping[int, PointSplits] = field(default_factory=dict)
+    places: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -84,8 +87,11 @@ class Subproblems:
 
     @cached_property
     def against(self) -> dict[int, Tensor]:
-        """Minus the signs of activations that have any split."""
-        return {index: -self.signs[index] for index in self.betas if index not in self.cuts}
+        """Minus the signs of activations that have any split; at `places` where these are known."""
+        found = {index: -self.signs[index] for index in self.betas if index not in self.cuts}
+        for index in self.places:
+            found[index] = found[index].gather(1, self.places[index])
+        return found
 
     def relaxations(self) -> Relaxations:
         """Relaxations over the subproblems' bounds; made once per optimisation."""
@@ -128,22 +134,37 @@ class Subproblems:
             step: makes of an activation's lines the step to take through it; None takes the
                 lines themselves.
         """
-        against = self.against
 
         def lines_at(index: int) -> object:
-            lines = state.lines(index, self.alphas)
-            if not isinstance(lines, Lines):
-                return lines
-            beta, sign = self.betas.get(index), against.get(index)
-            if beta is not None and index in self.cuts:
-                shift, constant = self.cuts[index].penalty(beta)
-                lines = replace(lines, shift=shift, constant=constant)
-            elif beta is not None and sign is not None:
-                lines = replace(lines, shift=beta * sign)
-            return lines if step is None else step(index, lines)
+            lines = self.lines(state, index)
+            return step(index, lines) if step is not None and isinstance(lines, Lines) else lines
 
         rows = BatchRows(self.rows)
         return lower_bounds(self.graph, self.box, self.graph.output, rows, lines_at, observe)
+
+    def lines(self, state: Relaxations, index: int) -> object:
+        """The relaxation of node `index` with the present α and β; lines for an activation."""
+        lines = state.lines(index, self.alphas)
+        if not isinstance(lines, Lines):
+            return lines
+        beta, sign = self.betas.get(index), self.against.get(index)
+        if beta is not None and index in self.cuts:
+            shift, constant = self.cuts[index].penalty(beta)
+            return replace(lines, shift=shift, constant=constant)
+        if beta is not None and sign is not None:
+            return replace(lines, shift=beta * sign, places=self.places.get(index))
+        return lines
+
+    def packed(self) -> Subproblems:
+        """The same with multipliers for split features only; those of others have no effect."""
+        places, betas = dict(self.places), dict(self.betas)
+        for index in self.betas.keys() & self.signs.keys() - self.places.keys():
+            split = self.signs[index].abs()
+            width = int(split.sum(dim=1).amax())
+            places[index] = split.topk(width, dim=1, sorted=False).indices
+            own = places[index].expand(*betas[index].shape[:2], -1)
+            betas[index] = betas[index].gather(2, own)
+        return replace(self, betas=betas, places=places)
 
 
 class _Taken:
@@ -214,6 +235,9 @@ class _Descent:
 
     def __init__(self, batch: Subproblems, options: BetaOptions) -> None:
         self.options = options
+        if relu_like(batch.graph):
+            batch = batch.packed()
+        self.first = batch
         self.best = torch.full_like(batch.rows.flatten(2)[..., 0], -torch.inf)
         self.kept = Optimized(self.best, dict(batch.alphas), dict(batch.betas))
         self.place = torch.arange(batch.count, device=batch.rows.device)
@@ -242,7 +266,16 @@ class _Descent:
             self.adam.move(gradients(), ascend=True)
             if options.prune_ratio is not None and iteration % _NARROW_EVERY == _NARROW_EVERY - 1:
                 self._narrow(wanted.any(dim=0), options.prune_ratio)
-        return replace(self.kept, lower=self.best)
+        return replace(self.kept, lower=self.best, betas=self._kept_betas())
+
+    def _kept_betas(self) -> dict[int, Tensor]:
+        """One per feature."""
+        found = dict(self.kept.betas)
+        for index, places in self.first.places.items():
+            own = found[index]
+            every = own.new_zeros(own.shape[0], *self.first.signs[index].shape)
+            found[index] = every.scatter_(2, places.expand_as(own), own)
+        return found
 
     def _keep(self, lower: Tensor) -> None:
         """Take over bounds that improved, with their α and β (whole rows: no mask, no where)."""
@@ -331,10 +364,7 @@ def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gr
         with counted_as(MemoryKind.MULTIPLIERS):
             return [
                 *(_in_alpha(state, index, taken.lines, values) for index in batch.alphas),
-                *(
-                    batch.against[index] * values[index] if index in values else None
-                    for index in batch.betas
-                ),
+                *(_in_beta(batch, index, values) for index in batch.betas),
             ]
 
     return lower, gradients
@@ -348,11 +378,20 @@ def _in_alpha(
 ) -> Tensor | None:
     if index not in values:
         return None
-    gradient = values[index] * taken[index].positive
+    gradient = taken[index].positive.mul_(values[index])  # last use of the coefficients
     relaxation = state.relaxation(index)
     if isinstance(relaxation, ReluRelaxation) and relaxation.open_mask is not None:
         gradient.mul_(relaxation.open_mask)
     return gradient.unsqueeze(0)
+
+
+def _in_beta(batch: Subproblems, index: int, values: Mapping[int, Tensor]) -> Tensor | None:
+    if index not in values:
+        return None
+    own = values[index]
+    if index in batch.places:
+        own = own.gather(2, batch.places[index].expand(own.shape[0], -1, -1))
+    return batch.against[index] * own
 
 
 def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
@@ -377,6 +416,7 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
         bounds={node: bounds.select(index) for node, bounds in batch.bounds.items()},
         signs={key: sign.index_select(0, index) for key, sign in batch.signs.items()},
         cuts={key: cuts.select(index) for key, cuts in batch.cuts.items()},
+        places={key: places.index_select(0, index) for key, places in batch.places.items()},
         alphas=alphas,
         betas=betas,
     )

@@ -180,7 +180,9 @@ class _AffineStep(torch.autograd.Function):
 def _value(x: Tensor, operator: AffineOperator, weights: WeightSource) -> Tensor:
     y = operator.apply(weights, x)
     offset = operator.offset(weights)
-    return y if offset is None else y + offset
+    if offset is None:
+        return y
+    return y + offset if y.requires_grad else y.add_(offset)
 
 
 def _step(

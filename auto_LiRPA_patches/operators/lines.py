@@ -39,6 +39,8 @@ class Lines(LineStep):
         lower_intercept, upper_intercept: ``[s, B, F]`` or None for zero.
         shift: ``[S, B, F]`` or None: added to the new coefficients. Sound where ``shift . v <= 0``
             for every v the caller admits: the multipliers of split constraints (β-CROWN).
+        places: ``[S or 1, B, D]``, each once: the features that ``shift [S, B, D]`` is added to;
+            None = all of them. Few are split, and a pass over all costs a dozen times as much.
         constant: ``[S, B]`` or None: added to the bias, with ``shift . v + constant <= 0`` instead.
     """
 
@@ -50,6 +52,7 @@ class Lines(LineStep):
     upper_intercept: Tensor | None
     shift: Tensor | None = None
     constant: Tensor | None = None
+    places: Tensor | None = None
 
     def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `step_through`."""
@@ -74,17 +77,40 @@ def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
     Claim: ``coeffs . f(v) >= new . v + bias`` for all v within the bounds behind `lines` (and with
     ``shift . v + constant <= 0``).
     """
+    if not torch.is_grad_enabled():
+        # Without a graph to make, the detour through autograd only takes time.
+        return _stepped(coeffs, lines)[:2]
+    shift = lines.shift
+    if shift is not None and lines.places is not None:
+        every = shift.new_zeros(*shift.shape[:2], lines.lower_slope.shape[-1])
+        shift = every.scatter(2, lines.places.expand_as(shift), shift)
     below, bias = _LinesStep.apply(
         coeffs,
         lines.lower_slope,
         lines.lower_intercept,
         lines.upper_slope,
         lines.upper_intercept,
-        lines.shift,
+        shift,
         lines.index,
         lines.pass_through,
     )
     return below, sum_bias([bias, lines.constant])
+
+
+def _stepped(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None, Tensor]:
+    """`step_through` without a gradient, and the positive coefficients ``[S, B, F]``."""
+    relaxed = lines.features(coeffs)
+    positive, negative = relaxed.clamp(min=0), relaxed.clamp(max=0)
+    through = (positive * lines.lower_slope).addcmul_(negative, lines.upper_slope)
+    if lines.shift is not None and lines.places is not None:
+        through.scatter_add_(2, lines.places.expand_as(lines.shift), lines.shift)
+    elif lines.shift is not None:
+        through.add_(lines.shift)
+    below = _dot(positive, lines.lower_intercept)
+    above = None
+    if lines.upper_intercept is not None:
+        above = negative.mul_(lines.upper_intercept).sum(-1)
+    return lines.put(coeffs, through), sum_bias([below, above, lines.constant]), positive
 
 
 class TakenLines(LineStep):
@@ -107,18 +133,8 @@ class TakenLines(LineStep):
 
     def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
         """As `step_through`; keeps the positive coefficients alone."""
-        lines = self.lines
-        relaxed = lines.features(coeffs)
-        positive, negative = relaxed.clamp(min=0), relaxed.clamp(max=0)
-        self.positive = positive
-        through = (positive * lines.lower_slope).addcmul_(negative, lines.upper_slope)
-        if lines.shift is not None:
-            through.add_(lines.shift)
-        below = _dot(positive, lines.lower_intercept)
-        above = None
-        if lines.upper_intercept is not None:
-            above = negative.mul_(lines.upper_intercept).sum(-1)
-        return lines.put(coeffs, through), sum_bias([below, above, lines.constant])
+        below, bias, self.positive = _stepped(coeffs, self.lines)
+        return below, bias
 
     def value(self, inputs: Tensor) -> Tensor:
         """The outputs ``[S, B, N]`` on the lines taken, for ``inputs [S, B, N]``."""

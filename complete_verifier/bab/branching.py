@@ -95,14 +95,24 @@ def score(
 
 
 def candidates(scores: Scores, method: str, count: int) -> Tensor:
-    """``[B, C]`` features worth trying, best first by their own score."""
+    """``[B, C]`` features worth trying; each once, then -1.
+
+    Where two scores propose the same one, it comes at its first place.
+    """
     chosen = {
         "fsb": (scores.babsr,),
         "kfsb": (scores.gap, scores.intercept),
         "kfsb-intercept-only": (scores.intercept,),
     }[method]
     count = min(count, scores.babsr.shape[1])
-    return torch.cat([table.topk(count, dim=1).indices for table in chosen], dim=1)
+    found = torch.cat([table.topk(count, dim=1).indices for table in chosen], dim=1)
+    if len(chosen) == 1:
+        return found
+    same = found.unsqueeze(2) == found.unsqueeze(1)  # [B, C, C]
+    again = same.tril(diagonal=-1).any(dim=2)
+    order = again.to(torch.uint8).argsort(dim=1, stable=True)
+    found = found.masked_fill(again, -1).gather(1, order)
+    return found[:, : int((~again).sum(dim=1).amax())]
 
 
 def choose(
@@ -132,6 +142,8 @@ def choose(
         return scores.intercept.argmax(dim=1)
     tried = candidates(scores, method, count)
     results = []
+    # A place that is left over tries the first candidate again; the first of equals is taken.
+    tried = torch.where(tried < 0, tried[:, :1], tried)
     for feature in tried.unbind(dim=1):
         one = evaluate(feature, torch.ones_like(feature))
         other = evaluate(feature, -torch.ones_like(feature))

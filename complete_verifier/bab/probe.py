@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.engine.relaxations import Relaxations
+from auto_LiRPA_patches.engine.backward import lower_bounds
+from auto_LiRPA_patches.engine.rows import BatchRows
 from auto_LiRPA_patches.engine.subproblems import Subproblems
-from auto_LiRPA_patches.operators.lines import Lines, LineStep, SplitLines
+from auto_LiRPA_patches.operators.lines import Lines, SplitLines
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.pool import DomainBatch
 
@@ -24,7 +28,7 @@ class ReluProbe:
         self._bounding = bounding
         self._count = batch.count
         self._parts = bounding.parts(batch)
-        self._held: tuple[Subproblems, Relaxations] | None = None
+        self._held: _Prepared | None = None
 
     def margins(self, feature: Tensor, side: Tensor) -> Tensor:
         """Margins ``[B]`` of the children split at ``feature [B]`` to ``side [B]``, +1 or -1.
@@ -33,34 +37,47 @@ class ReluProbe:
         """
         found, start = [], 0
         for part in self._parts:
-            problem, state = self._held or self._prepared(part)
+            prepared = self._held or self._prepared(part)
             # A last part in tiles repeats the last subproblem.
             rows = torch.arange(start, start + part.count, device=feature.device)
             rows = rows.clamp(max=self._count - 1)
-            lower = self._lower(problem, state, feature[rows], side[rows])
+            lower = self._lower(prepared, feature[rows], side[rows])
             found.append(self._bounding.margin(part, lower))
             start += part.count
         return torch.cat(found)[: self._count]
 
-    def _prepared(self, part: DomainBatch) -> tuple[Subproblems, Relaxations]:
-        problem = self._bounding.subproblems(part, self._bounding.signs(part))
-        prepared = problem, problem.relaxations()
+    def _prepared(self, part: DomainBatch) -> _Prepared:
+        problem = self._bounding.subproblems(part, self._bounding.signs(part)).packed()
+        with torch.no_grad():
+            state = problem.relaxations()
+            lines = {index: problem.lines(state, index) for index in problem.graph.relaxed}
+        prepared = _Prepared(problem, lines)
         if len(self._parts) == 1:
             self._held = prepared
         return prepared
 
-    def _lower(
-        self, problem: Subproblems, state: Relaxations, feature: Tensor, side: Tensor
-    ) -> Tensor:
-        spans = {span.activation: span for span in self._bounding.features.spans}
-
-        def step(index: int, lines: Lines) -> LineStep:
-            span = spans.get(index)
-            if span is None:
-                return lines
+    def _lower(self, prepared: _Prepared, feature: Tensor, side: Tensor) -> Tensor:
+        problem, steps = prepared.problem, dict(prepared.lines)
+        for span in self._bounding.features.spans:
+            lines = steps[span.activation]
             split = ((feature >= span.offset) & (feature < span.stop)).nonzero().squeeze(1)
-            slopes = side[split].clamp(min=0).to(problem.rows.dtype)
-            return SplitLines(lines, split, feature[split] - span.offset, slopes)
-
+            if isinstance(lines, Lines) and len(split):
+                slopes = side[split].clamp(min=0).to(problem.rows.dtype)
+                places = feature[split] - span.offset
+                steps[span.activation] = SplitLines(lines, split, places, slopes)
         with torch.no_grad():
-            return problem.lower(state, step=step)
+            return lower_bounds(
+                problem.graph,
+                problem.box,
+                problem.graph.output,
+                BatchRows(problem.rows),
+                steps.__getitem__,
+            )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Subproblems, and the relaxation of each node that needs one, as they were before a split."""
+
+    problem: Subproblems
+    lines: Mapping[int, object]

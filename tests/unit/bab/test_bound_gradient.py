@@ -126,3 +126,24 @@ def test_rows_of_zeros_have_no_gradient() -> None:
     lower, closed = _in_closed_form(flat, flat.relaxations())
     assert bool((lower == 0).all())
     assert all(own is not None and bool((own == 0).all()) for own in closed())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_multipliers_of_split_features_alone_change_no_bit(name: str, sparse: bool) -> None:
+    """Neither of the bounds nor of any gradient; the others' multipliers have no effect."""
+    problem = _problem(name, boxes=1, sparse=sparse)
+    state, packed = problem.relaxations(), problem.packed()
+    assert any(packed.betas[i].shape[2] < beta.shape[2] for i, beta in problem.betas.items())
+    lower, dense = _in_closed_form(problem, state)
+    found, few = _in_closed_form(packed, state)
+    assert torch.equal(found, lower)
+    for index, own, other in zip([*problem.alphas, *problem.betas], few(), dense(), strict=True):
+        assert own is not None and other is not None
+        if own.shape != other.shape:
+            places = packed.places[index].expand(ROWS, -1, -1)
+            assert int((own != 0).sum()) == int((other != 0).sum()) > 0
+            other = other.gather(2, places)
+        assert torch.equal(own, other)
+    graded, _ = _by_autograd(_leaves(packed), state)
+    torch.testing.assert_close(graded, lower)
