@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine import alpha
 from auto_LiRPA_patches.engine.alpha import AlphaResult
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions
+from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.operators.interval import Interval
 from tests.unit.engine import nets
 
@@ -79,3 +81,33 @@ def test_a_steady_gain_does_not_end_it() -> None:
     """Slopes that move evenly gain about the same in each step."""
     result = solve(problem(), iterations=30, learning_rate=1e-3, decay=1.0, saturation=0.05)
     assert result.iterations == 30
+
+
+def test_the_joint_phase_begins_at_the_best_slopes_not_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps this long overshoot: the last slopes of the first phase are worse than the best."""
+    begun: list[tuple[Tensor, Tensor]] = []
+    last: list[Tensor] = []
+    begin = alpha._Optimization.begin_joint
+    evaluate = alpha._Optimization.evaluate
+
+    def flat(optimization: alpha._Optimization) -> Tensor:
+        return torch.cat([a.detach().flatten() for a in optimization.spec.alphas[0].values()])
+
+    def begins(optimization: alpha._Optimization, start: Relaxations) -> None:
+        last.append(flat(optimization))
+        begin(optimization, start)
+
+    def evaluates(optimization: alpha._Optimization, open_rows: alpha.OpenRows) -> float:
+        if last and not begun:
+            best = [kept.flatten() for kept in optimization.best_alphas[0].values()]
+            begun.append((flat(optimization), torch.cat(best)))
+        return evaluate(optimization, open_rows)
+
+    monkeypatch.setattr(alpha._Optimization, "begin_joint", begins)
+    monkeypatch.setattr(alpha._Optimization, "evaluate", evaluates)
+    solve(problem(), iterations=1, final_first=4, learning_rate=0.9)
+    ((start, best),) = begun
+    assert float((last[0] - best).abs().max()) > 0.1
+    assert torch.equal(start, best)
