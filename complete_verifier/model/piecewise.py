@@ -12,6 +12,9 @@ from typing import Protocol
 import numpy as np
 from onnx import NodeProto, helper
 
+_FAR = 64.0
+"""From here on a constant is not added to a value and taken off again: digits would be lost."""
+
 
 class Emitter(Protocol):
     """What these rewrites need of the graph under construction."""
@@ -39,8 +42,14 @@ def _extreme(graph: Emitter, node: NodeProto, kind: str) -> None:
 
 
 def _pair(graph: Emitter, left: str, right: str, output: str, kind: str) -> None:
-    """``max(a, b) = b + relu(a - b)``; ``min(a, b) = b - relu(b - a)``; a constant goes for b."""
-    if left in graph.constants:
+    """``max(a, b) = b + relu(a - b)``; ``min(a, b) = b - relu(b - a)``.
+
+    A constant goes for b, so that a appears once; one that is far away goes for a, so that where it
+    does not count the result is b itself (limits are often the largest float there is).
+    """
+    constant = graph.constants.get(right, graph.constants.get(left))
+    far = constant is not None and bool((np.abs(constant) > _FAR).any())
+    if (left in graph.constants) != far:
         left, right = right, left
     differs = [left, right] if kind == "Max" else [right, left]
     graph.emit("Sub", differs, f"{output}/over")
