@@ -162,9 +162,7 @@ class Features:
             narrowed[node] = Interval(lower.reshape(shape), upper.reshape(shape))
         return narrowed
 
-    def open(
-        self, signs: Tensor, cuts: Cuts | None = None, ranges: Tensor | None = None
-    ) -> Tensor:
+    def open(self, signs: Tensor, cuts: Cuts | None = None, ranges: Tensor | None = None) -> Tensor:
         """``[B, T]`` bool: features that can be split (further).
 
         With a kink: neither split nor stable at the root. Without: wider than what floating point

@@ -16,6 +16,7 @@ import pytest
 import torch
 from fuzz_cases import make_case
 from fuzz_soundness import Judgement, Result, run
+from torch import Tensor
 
 from auto_LiRPA_patches import registry
 from auto_LiRPA_patches.engine.subproblems import Subproblems
@@ -24,14 +25,15 @@ from complete_verifier import reading
 from complete_verifier.bab import activation
 from complete_verifier.bab.context import BabContext
 from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.tree_attack import TreeAttack
 from complete_verifier.bounds.output_rows import OutputRows
 from complete_verifier.specification import Clause, Specification
 
 COUNT = 60
-# With these and `find_nothing`, no counterexample met by luck ends a run before its false proof.
+# With these and `blind`, no counterexample met by luck ends a run before its false proof.
 BLIND = (
     *("--pgd_order", "skip", "--complete_verifier", "bab", "--max_domains", "1000"),
-    *("--iteration", "20", "--lr_beta", "0.5", "--max_iterations", "20", "--timeout", "2"),
+    *("--iteration", "20", "--lr_beta", "0.5", "--max_iterations", "20", "--timeout", "10"),
 )
 BAD = (Judgement.WRONG, Judgement.FAILED)
 
@@ -64,8 +66,11 @@ def test_no_answer_is_wrong() -> None:
 # -- planted bugs ------------------------------------------------------------------------------
 
 
-def find_nothing(context: BabContext, points: np.ndarray) -> None:
-    """In place of `BabContext.try_points`."""
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No counterexample is looked for in the tree."""
+    monkeypatch.setattr(BabContext, "try_points", lambda *_: None)
+    monkeypatch.setattr(TreeAttack, "look", lambda *_: None)
 
 
 def first_wrong(*likely: int, flags: tuple[str, ...] = ()) -> Result | None:
@@ -78,6 +83,7 @@ def first_wrong(*likely: int, flags: tuple[str, ...] = ()) -> Result | None:
     return None
 
 
+@pytest.mark.usefixtures("blind")
 def test_a_lost_subproblem_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     split = activation._Tree._split
 
@@ -86,15 +92,19 @@ def test_a_lost_subproblem_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return children.select(torch.arange(children.count // 2))
 
     monkeypatch.setattr(activation._Tree, "_split", loses_half)
-    monkeypatch.setattr(BabContext, "try_points", find_nothing)
-    wrong = first_wrong(14, 16, 41, flags=BLIND)
+    wrong = first_wrong(49, 62, flags=BLIND)
     assert wrong is not None and wrong.verdict == "unsat"
 
 
+@pytest.mark.usefixtures("blind")
 def test_a_multiplier_with_the_wrong_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subproblems, "against", property(lambda problem: dict(problem.signs)))
-    monkeypatch.setattr(BabContext, "try_points", find_nothing)
-    wrong = first_wrong(110, 145, 49, flags=BLIND)
+    against = vars(Subproblems)["against"].func
+
+    def negated(problem: Subproblems) -> dict[int, Tensor]:
+        return {index: -sign for index, sign in against(problem).items()}
+
+    monkeypatch.setattr(Subproblems, "against", property(negated))
+    wrong = first_wrong(62, flags=BLIND)
     assert wrong is not None and wrong.verdict == "unsat"
 
 

@@ -173,7 +173,8 @@ def test_a_lost_rank_ends_the_run_with_its_number_and_keeps_results(
 
 
 def test_a_rank_that_alone_cannot_read_an_instance_ends_the_run(tmp_path: Path) -> None:
-    script = failing_batch(tmp_path, "raise SpecificationError('unreadable here')")
+    deed = "from complete_verifier.specification import SpecificationError as Unreadable; "
+    script = failing_batch(tmp_path, f"{deed}raise Unreadable('unreadable here')")
     run = torchrun(tmp_path, script, *BATCH, "--fsdp")
     assert run.code != 0
     assert run.verdicts == ["unsat"], "no verdict while ranks work on different instances"
