@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from complete_verifier.bab.inner import InnerBounding
 from complete_verifier.bab.multipliers import collect, spread
 from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.root import Root
+from complete_verifier.bounds.rounding import allowance_of
 
 # Tiles of subproblems where bits must not depend on the batch: products of so many rows or more.
 _TILE = 128
@@ -223,12 +225,33 @@ class Bounding:
         best = optimize_subproblems(
             problem, options, open_rows, self.options.out_of_time, stop_early=stop_early
         )
-        margin = torch.maximum(self.margin(batch, best.lower).cpu(), batch.margin)
+        betas = collect(self.features, batch, best.betas)
+        rounding = self._beta_rounding(batch, betas).to(best.lower.device)
+        margin = self.margin(batch, best.lower.double() - rounding).cpu()
+        margin = torch.maximum(margin, batch.margin)
         like = batch.alphas
         alphas = self.features.join_alphas(best.alphas)
         return replace(
             batch,
             margin=margin,
             alphas=alphas.transpose(0, 1).to(like.device),
-            betas=collect(self.features, batch, best.betas),
+            betas=betas,
         )
+
+    def _beta_rounding(self, batch: DomainBatch, betas: Tensor) -> Tensor:
+        """How far rounding of ``β z`` may have moved each bound, ``[S, B]`` float64.
+
+        The root's slack is about numbers of the root; a large multiplier adds larger ones, which
+        cancel in the bound.
+
+        Args:
+            betas: ``[B, S, D]`` of the splits.
+        """
+        largest = self._largest[batch.splits.long().abs()]
+        return allowance_of((betas * largest.unsqueeze(1)).sum(dim=2)).T
+
+    @cached_property
+    def _largest(self) -> Tensor:
+        """``[1 + T]`` on the CPU: largest absolute value of each feature at the root, after a 0."""
+        largest = self.features.own_bounds(self.root.bounds)[0].abs().amax(dim=0).cpu()
+        return torch.nn.functional.pad(largest, (1, 0))
