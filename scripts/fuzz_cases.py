@@ -224,6 +224,10 @@ def _sampled(
     return best
 
 
+_BOUNDS = ("alpha-crown", "alpha-crown", "crown", "crown-ibp", "ibp")
+_BOUNDS_INPUTS = ("alpha-crown", "forward", "crown", "crown-ibp", "forward+crown")
+
+
 def _flags(rng: np.random.Generator) -> tuple[str, ...]:
     """One way to decide: attack, bounds, branching, limits."""
 
@@ -238,7 +242,7 @@ def _flags(rng: np.random.Generator) -> tuple[str, ...]:
     return (
         *("--pgd_order", pick("skip", "skip", "before", "after")),
         *("--pgd_steps", pick(2, 20), "--pgd_restarts", pick(1, 5)),
-        *("--bound_prop_method", pick("alpha-crown", "alpha-crown", "crown", "crown-ibp", "ibp")),
+        *("--bound_prop_method", pick(*(_BOUNDS_INPUTS if splits_inputs else _BOUNDS))),
         *("--init_iteration", pick(3, 10, 20), "--iteration", pick(0, 1, 5, 20)),
         *("--activation_bound_option", pick("adaptive", "same-slope", "zero-lb", "one-lb")),
         *("--complete_verifier", pick("bab", "bab", "bab", "auto")),
