@@ -43,6 +43,17 @@ class Category:
         """The records of all its instances."""
         return self.results / f"{self.name.replace('/', '-')}.json"
 
+    @property
+    def instances(self) -> Path:
+        """The instances with the time limits they were last run with."""
+        return self.records.with_suffix(".csv")
+
+    @property
+    def longest(self) -> float:
+        """The longest of these limits, in seconds."""
+        lines = self.instances.read_text(encoding="utf-8").splitlines()
+        return max(float(line.split(",")[2]) for line in lines)
+
 
 def categories(benchmarks: Path, results: Path, only: Sequence[str]) -> Iterator[Category]:
     """Categories that have a config here and instances there, in the order of their names."""
@@ -58,7 +69,7 @@ def categories(benchmarks: Path, results: Path, only: Sequence[str]) -> Iterator
 
 def run(category: Category, limit: float, flags: Sequence[str]) -> int:
     """Run what is left of one category; returns the batch's exit code."""
-    capped = category.records.with_suffix(".csv")
+    capped = category.instances
     lines = (category.folder / "instances.csv").read_text(encoding="utf-8").splitlines()
     fields = [line.split(",") for line in lines if line.strip()]
     rows = [f"{onnx},{vnnlib},{min(float(seconds), limit):g}\n" for onnx, vnnlib, seconds in fields]
@@ -80,7 +91,7 @@ def judge(category: Category) -> tuple[Score, tuple[Comparison, ...]]:
     return score(comparisons, category.results), comparisons
 
 
-def page(categories: Sequence[Category], limit: float) -> str:
+def page(categories: Sequence[Category]) -> str:
     """The results page in Markdown."""
     table, details = [], []
     for category in categories:
@@ -88,8 +99,8 @@ def page(categories: Sequence[Category], limit: float) -> str:
             continue
         result, comparisons = judge(category)
         table.append(
-            f"| {category.name} | {result.instances} | {result.solved} | {result.known} | "
-            f"{result.missed} | {len(result.conflicts)} | {len(result.wrong)} | "
+            f"| {category.name} | {category.longest:g} | {result.instances} | "
+            f"{result.solved} | {result.known} | {result.missed} | {len(result.conflicts)} | {len(result.wrong)} | "
             f"{_median(comparisons):.1f} | {result.seconds:.0f} |"
         )
         details += [f"\n## {category.name}\n", *_rows(comparisons)]
@@ -97,14 +108,14 @@ def page(categories: Sequence[Category], limit: float) -> str:
         details += [f"\nNot replayed: {text}" for text in result.unreplayed]
     head = (
         "# Results on VNN-COMP categories\n\n"
-        f"Made by `scripts/run_categories.py`; one thread, limits of the CSV files but at most "
-        f"{limit:g} s per instance. *Solved*: answered `sat` (replayed with onnxruntime) or "
-        "`unsat`. *Known*: instances with a majority verdict among the competition's tools; "
+        "Made by `scripts/run_categories.py`; one thread. *Limit*: seconds for one instance, the "
+        "category's own where that is shorter. *Solved*: answered `sat` (replayed with "
+        "onnxruntime) or `unsat`. *Known*: instances with a majority verdict among the competition's tools; "
         "*missed*: of these, not answered here. *Conflicts*: answered otherwise than the "
         "majority. *Wrong*: refuted by a counterexample that replays, or a `sat` that does not. "
         "Seconds include loading and the attack.\n\n"
-        "| category | instances | solved | known | missed | conflicts | wrong | median s | total s "
-        "|\n|---|---|---|---|---|---|---|---|---|"
+        "| category | limit | instances | solved | known | missed | conflicts | wrong | median s "
+        "| total s |\n|---|---|---|---|---|---|---|---|---|---|"
     )
     return "\n".join([head, *table, *details]) + "\n"
 
@@ -167,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
         if options.page is not None:
             every = list(categories(benchmarks, results, []))
-            write_text_atomically(options.page, page(every, options.limit))
+            write_text_atomically(options.page, page(every))
     except ResultError as error:
         print(error, file=sys.stderr)
         return 2

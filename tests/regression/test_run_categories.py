@@ -36,7 +36,7 @@ def test_a_category_is_run_scored_resumed_and_shown(benchmarks, tmp_path, capfd)
         line = capfd.readouterr().out
         assert line.startswith("vnncomp22/acasxu: 2 of 2 solved, 0 of 2 known missed, 0 conflicts")
         text = page.read_text()
-        assert "| vnncomp22/acasxu | 2 | 2 | 2 | 0 | 0 | 0 |" in text
+        assert "| vnncomp22/acasxu | 30 | 2 | 2 | 2 | 0 | 0 | 0 |" in text
         assert "net.onnx fails.vnnlib" in text
     capped = (results / "vnncomp22-acasxu.csv").read_text()
     assert capped == "net.onnx,holds.vnnlib,30\nnet.onnx,fails.vnnlib,30\n"
