@@ -29,6 +29,18 @@ from complete_verifier.score import Score, name_of, score
 ROOT = Path(__file__).resolve().parent.parent
 
 
+_HEAD = """# Results on VNN-COMP categories
+
+Made by `scripts/run_categories.py`; one thread. *Limit*: seconds for one instance, the category's
+own where that is shorter. *Solved*: answered `sat` (replayed with onnxruntime) or `unsat`. *Known*:
+instances with a majority verdict among the competition's tools; *missed*: of these, not answered
+here. *Conflicts*: answered otherwise than the majority. *Wrong*: refuted by a counterexample that
+replays, or a `sat` that does not. Seconds include loading and the attack.
+
+| category | limit | instances | solved | known | missed | conflicts | wrong | median s | total s |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
 @dataclass(frozen=True)
 class Category:
     """One category: its config, its folder, and where its results go."""
@@ -98,26 +110,15 @@ def page(categories: Sequence[Category]) -> str:
         if not category.records.exists():
             continue
         result, comparisons = judge(category)
-        table.append(
-            f"| {category.name} | {category.longest:g} | {result.instances} | "
-            f"{result.solved} | {result.known} | {result.missed} | {len(result.conflicts)} | {len(result.wrong)} | "
-            f"{_median(comparisons):.1f} | {result.seconds:.0f} |"
-        )
+        counts = (result.instances, result.solved, result.known, result.missed)
+        faults = (len(result.conflicts), len(result.wrong))
+        figures = [f"{category.longest:g}", *map(str, (*counts, *faults))]
+        figures += [f"{_median(comparisons):.1f}", f"{result.seconds:.0f}"]
+        table.append(f"| {category.name} | {' | '.join(figures)} |")
         details += [f"\n## {category.name}\n", *_rows(comparisons)]
         details += [f"\nWRONG: {text}" for text in result.wrong]
         details += [f"\nNot replayed: {text}" for text in result.unreplayed]
-    head = (
-        "# Results on VNN-COMP categories\n\n"
-        "Made by `scripts/run_categories.py`; one thread. *Limit*: seconds for one instance, the "
-        "category's own where that is shorter. *Solved*: answered `sat` (replayed with "
-        "onnxruntime) or `unsat`. *Known*: instances with a majority verdict among the competition's tools; "
-        "*missed*: of these, not answered here. *Conflicts*: answered otherwise than the "
-        "majority. *Wrong*: refuted by a counterexample that replays, or a `sat` that does not. "
-        "Seconds include loading and the attack.\n\n"
-        "| category | limit | instances | solved | known | missed | conflicts | wrong | median s "
-        "| total s |\n|---|---|---|---|---|---|---|---|---|---|"
-    )
-    return "\n".join([head, *table, *details]) + "\n"
+    return "\n".join([_HEAD, *table, *details]) + "\n"
 
 
 def _median(comparisons: Sequence[Comparison]) -> float:
