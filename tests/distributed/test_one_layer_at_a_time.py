@@ -7,6 +7,7 @@ to spread over the ranks.
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,10 +47,19 @@ class Watch:
             storage = weight.untyped_storage()
             if all(entry() is not storage for entry in self._alive):
                 self._alive.append(weakref.ref(storage))
-        self._alive = [entry for entry in self._alive if entry() is not None]
+        self._forget_freed()
         self.most_whole = max(self.most_whole, len(self._alive))
         coming = sum(ticket.slices is not None for ticket in source._tickets)
         self.most_coming = max(self.most_coming, coming)
+
+    def _forget_freed(self) -> None:
+        """Keep what is alive; what gloo's own thread holds is freed a moment after the wait."""
+        patience = time.monotonic() + 1.0
+        while True:
+            self._alive = [entry for entry in self._alive if entry() is not None]
+            if len(self._alive) <= 1 or time.monotonic() > patience:
+                return
+            time.sleep(0.01)
 
     def left(self) -> int:
         return sum(entry() is not None for entry in self._alive)
