@@ -52,17 +52,18 @@ class Watch:
         coming = sum(ticket.slices is not None for ticket in source._tickets)
         self.most_coming = max(self.most_coming, coming)
 
-    def _forget_freed(self) -> None:
+    def left(self) -> int:
+        self._forget_freed(allowed=0)
+        return len(self._alive)
+
+    def _forget_freed(self, allowed: int = 1) -> None:
         """Keep what is alive; what gloo's own thread holds is freed a moment after the wait."""
         patience = time.monotonic() + 1.0
         while True:
             self._alive = [entry for entry in self._alive if entry() is not None]
-            if len(self._alive) <= 1 or time.monotonic() > patience:
+            if len(self._alive) <= allowed or time.monotonic() > patience:
                 return
             time.sleep(0.01)
-
-    def left(self) -> int:
-        return sum(entry() is not None for entry in self._alive)
 
 
 @contextmanager
