@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -39,11 +40,14 @@ class _Phases:
 
 
 @dataclass(frozen=True)
-class Conv(AffineOperator):
-    """``y = conv(x, W) + b`` with symmetric zero padding.
+class _Sliding(AffineOperator):
+    """A kernel that slides over one or two spatial axes: a convolution, or the adjoint of one.
 
-    Shapes: input ``[C, *space]``, output ``[K, *space']``, W ``[K, C / groups, *kernel]``; one or
-    two spatial axes.
+    Attributes:
+        weight: as in ONNX; see the subclasses.
+        bias: one per output channel.
+        stride, padding, dilation: per spatial axis.
+        groups: channels are divided into so many parts that do not mix.
     """
 
     weight: WeightHandle
@@ -53,12 +57,43 @@ class Conv(AffineOperator):
     dilation: tuple[int, ...]
     groups: int
 
-    def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
+    def offset(self, weights: WeightSource) -> Tensor | None:
+        if self.bias is None:
+            return None
+        return weights.gather(self.bias).view(-1, *(1 for _ in self.stride))
+
+    def _kernel(self, weights: WeightSource, *, absolute: bool) -> Tensor:
         kernel = weights.gather(self.weight)
-        if absolute:
-            kernel = kernel.abs()
+        return kernel.abs() if absolute else kernel
+
+    def _slide(self, rows: Tensor, kernel: Tensor) -> Tensor:
         convolve = F.conv1d if len(self.stride) == 1 else F.conv2d
         return convolve(rows, kernel, None, self.stride, self.padding, self.dilation, self.groups)
+
+    def _slide_back(self, rows: Tensor, kernel: Tensor, output_padding: Sequence[int]) -> Tensor:
+        transpose = F.conv_transpose1d if len(self.stride) == 1 else F.conv_transpose2d
+        return transpose(
+            rows,
+            kernel,
+            None,
+            self.stride,
+            self.padding,
+            output_padding,
+            self.groups,
+            self.dilation,
+        )
+
+
+@dataclass(frozen=True)
+class Conv(_Sliding):
+    """``y = conv(x, W) + b`` with symmetric zero padding.
+
+    Shapes: input ``[C, *space]``, output ``[K, *space']``, W ``[K, C / groups, *kernel]``; one or
+    two spatial axes.
+    """
+
+    def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
+        return self._slide(rows, self._kernel(weights, absolute=absolute))
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         kernel = weights.gather(self.weight)
@@ -68,22 +103,7 @@ class Conv(AffineOperator):
             return self._spread(kernel, rows)
         if self._strided and kernel.shape[1] * prod(self.stride) <= _FEW_CHANNELS:
             return self._by_phases(kernel, rows)
-        transpose = F.conv_transpose1d if len(self.stride) == 1 else F.conv_transpose2d
-        return transpose(
-            rows,
-            kernel,
-            None,
-            self.stride,
-            self.padding,
-            self._output_padding(kernel),
-            self.groups,
-            self.dilation,
-        )
-
-    def offset(self, weights: WeightSource) -> Tensor | None:
-        if self.bias is None:
-            return None
-        return weights.gather(self.bias).view(-1, *(1 for _ in self.stride))
+        return self._slide_back(rows, kernel, self._output_padding(kernel))
 
     def _cuts_patches(self, kernel: Tensor) -> bool:
         """Whether every input cell is read once: patches side by side, as in transformers."""
@@ -178,50 +198,25 @@ class Conv(AffineOperator):
 
 
 @dataclass(frozen=True)
-class ConvTranspose(AffineOperator):
+class ConvTranspose(_Sliding):
     """The adjoint of a convolution as a layer (ONNX ConvTranspose), with symmetric cropping.
 
     Shapes: input ``[K, *space]``, output ``[C, *space]``, W ``[K, C / groups, *kernel]``; one or
     two spatial axes.
     """
 
-    weight: WeightHandle
-    bias: WeightHandle | None
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
     output_padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
 
     def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
-        kernel = weights.gather(self.weight)
-        if absolute:
-            kernel = kernel.abs()
-        transpose = F.conv_transpose1d if len(self.stride) == 1 else F.conv_transpose2d
-        return transpose(
-            rows,
-            kernel,
-            None,
-            self.stride,
-            self.padding,
-            self.output_padding,
-            self.groups,
-            self.dilation,
-        )
+        kernel = self._kernel(weights, absolute=absolute)
+        return self._slide_back(rows, kernel, self.output_padding)
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
-        kernel = weights.gather(self.weight)
-        convolve = F.conv1d if len(self.stride) == 1 else F.conv2d
-        below = convolve(rows, kernel, None, self.stride, self.padding, self.dilation, self.groups)
+        below = self._slide(rows, weights.gather(self.weight))
         # Output padding lets the convolution fit once more where no input cell is.
         for axis, size in enumerate(self.input_shapes[0][1:]):
             below = below.narrow(axis + 2, 0, size)
         return below
-
-    def offset(self, weights: WeightSource) -> Tensor | None:
-        if self.bias is None:
-            return None
-        return weights.gather(self.bias).view(-1, *(1 for _ in self.stride))
 
 
 @dataclass(frozen=True)

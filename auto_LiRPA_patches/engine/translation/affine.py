@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from auto_LiRPA_patches.engine.translation.steps import (
     Chain,
     Step,
@@ -44,38 +46,30 @@ def _gemm(node: UpstreamNode) -> Operator:
 
 
 def _conv(node: UpstreamNode) -> Operator:
-    pads = _symmetric_pads(node)
-    given, axes = node.attributes, len(pads)
-    weight, bias = _weight_and_bias(node)
-    return Conv(
-        node.name,
-        perturbed_shapes(node),
-        node.shape,
-        weight=weight,
-        bias=bias,
-        stride=tuple(given.get("strides", [1] * axes)),
-        padding=pads,
-        dilation=tuple(given.get("dilations", [1] * axes)),
-        groups=int(given.get("group", 1)),
-    )
+    return Conv(node.name, perturbed_shapes(node), node.shape, **_sliding(node))
 
 
 def _conv_transpose(node: UpstreamNode) -> Operator:
+    sliding = _sliding(node)
+    spare = node.attributes.get("output_padding", [0] * len(sliding["stride"]))
+    return ConvTranspose(
+        node.name, perturbed_shapes(node), node.shape, output_padding=tuple(spare), **sliding
+    )
+
+
+def _sliding(node: UpstreamNode) -> dict[str, Any]:
+    """What a convolution and its adjoint have in common: weights, and how the kernel moves."""
     pads = _symmetric_pads(node)
     given, axes = node.attributes, len(pads)
     weight, bias = _weight_and_bias(node)
-    return ConvTranspose(
-        node.name,
-        perturbed_shapes(node),
-        node.shape,
-        weight=weight,
-        bias=bias,
-        stride=tuple(given.get("strides", [1] * axes)),
-        padding=pads,
-        output_padding=tuple(given.get("output_padding", [0] * axes)),
-        dilation=tuple(given.get("dilations", [1] * axes)),
-        groups=int(given.get("group", 1)),
-    )
+    return {
+        "weight": weight,
+        "bias": bias,
+        "stride": tuple(given.get("strides", [1] * axes)),
+        "padding": pads,
+        "dilation": tuple(given.get("dilations", [1] * axes)),
+        "groups": int(given.get("group", 1)),
+    }
 
 
 def _symmetric_pads(node: UpstreamNode) -> tuple[int, ...]:
