@@ -60,14 +60,10 @@ class RankProcesses:
             process.join()
 
     def _grow(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         while len(self._processes) < world_size:
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
+            process, pipe = spawn(_serve)
             self._processes.append(process)
-            self._pipes.append(mine)
+            self._pipes.append(pipe)
 
     def _result(self, rank: int) -> Any:
         try:
@@ -77,6 +73,20 @@ class RankProcesses:
         if failure is not None:
             raise RuntimeError(f"rank {rank} failed:\n{failure}")
         return result
+
+
+def spawn(serve: Callable[[Any], None]) -> tuple[Any, Any]:
+    """Start a fresh Python that runs `serve` with one end of a pipe.
+
+    Returns:
+        The process, and the other end. It ends with its parent.
+    """
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()  # or a process that dies would leave the pipe open
+    return process, mine
 
 
 def _serve(pipe: Any) -> None:

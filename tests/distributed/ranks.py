@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from rank_processes import spawn
 
 from auto_LiRPA_patches.sharding.collectives import start, stop
 from auto_LiRPA_patches.sharding.mesh import Mesh
@@ -130,14 +131,10 @@ class RankPool:
         self.close()
 
     def _grow(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         while len(self._processes) < world_size:
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
+            process, pipe = spawn(_serve)
             self._processes.append(process)
-            self._pipes.append(mine)
+            self._pipes.append(pipe)
 
     def _start_together(self, name: str, world_size: int) -> None:
         """Let the ranks begin once all have imported what they run: new ones take far longer."""

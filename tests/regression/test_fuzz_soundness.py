@@ -18,7 +18,6 @@ from fuzz_cases import make_case
 from fuzz_soundness import Judgement, Result, run
 from torch import Tensor
 
-from auto_LiRPA_patches import registry
 from auto_LiRPA_patches.engine.subproblems import Subproblems
 from auto_LiRPA_patches.operators.relu import Relu
 from complete_verifier import reading
@@ -44,14 +43,12 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    patched, threads = bool(registry.applied()), torch.get_num_threads()
+    threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    if not patched:
-        registry.revert()
 
 
 def test_no_answer_is_wrong() -> None:
