@@ -77,6 +77,7 @@ def input_form(
     graph.weights.expect(graph.handles_below(node))
     pending: dict[int, Tensor] = {}
     biases: list[Tensor | None] = []
+    partial: list[Tensor | None] = []  # sums over this rank's neurons
     shortcut = rows.below(graph, node, batch)
     if shortcut is None:
         pending[node] = rows.coefficients(graph, node, batch)
@@ -96,12 +97,13 @@ def input_form(
             observe(index, coeffs)
         below, bias = operator.backward(graph.weights, coeffs, lines)
         del coeffs
-        biases.append(bias)
+        (partial if index in graph.neurons.split else biases).append(bias)
         for source, part in zip(graph.nodes[index].inputs, below, strict=True):
             pending[source] = pending[source] + part if source in pending else part
         del below, part
     if 0 in pending and observe is not None:
         observe(0, pending[0])
+    biases.append(graph.neurons.total(sum_bias(partial)))
     return pending.pop(0, None), sum_bias(biases)
 
 

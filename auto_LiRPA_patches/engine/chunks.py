@@ -15,7 +15,7 @@ _COPIES = 4
 
 def row_elements(graph: Graph, node: int) -> int:
     """Estimated peak of coefficient elements one row of a backward pass from `node` holds."""
-    live = {node: num_elements(graph.nodes[node].shape)}
+    live = {node: graph.most_elements(node)}
     peak = _COPIES * live[node]
     for index in range(node, 0, -1):
         size = live.pop(index, None)
@@ -23,7 +23,7 @@ def row_elements(graph: Graph, node: int) -> int:
             continue
         widest = size
         for source in graph.nodes[index].inputs:
-            live[source] = num_elements(graph.nodes[source].shape)
+            live[source] = graph.most_elements(source)
             widest = max(widest, live[source])
         operator = graph.nodes[index].operator
         if isinstance(operator, Relaxed):
@@ -40,7 +40,7 @@ def saved_elements(graph: Graph, node: int) -> int:
         if index not in reached:
             continue
         reached.update(graph.nodes[index].inputs)
-        size = num_elements(graph.nodes[index].shape)
+        size = graph.most_elements(index)
         operator = graph.nodes[index].operator
         if isinstance(operator, Activation):
             total += 3 * size

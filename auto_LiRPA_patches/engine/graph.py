@@ -9,10 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.neurons import Neurons
 from auto_LiRPA_patches.operators.activation import Activation
-from auto_LiRPA_patches.operators.base import AffineOperator, Operator, Shape
+from auto_LiRPA_patches.operators.base import AffineOperator, Operator, Shape, num_elements
 from auto_LiRPA_patches.operators.convolution import BatchNorm
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.operators.linear_tp import OwnNeurons
 from auto_LiRPA_patches.operators.scaling import ScaleShift
 from auto_LiRPA_patches.operators.shape import Concat, ConstantPad, Movement, Reshape, Transpose
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
@@ -45,6 +47,7 @@ class Graph:
         weights: where operators read their parameters.
         precision: dtype of parameters, values and bounds.
         device: where they live.
+        neurons: which nodes have this rank's neurons only.
     """
 
     nodes: tuple[Node, ...]
@@ -52,6 +55,7 @@ class Graph:
     weights: WeightSource
     precision: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
+    neurons: Neurons = Neurons()
 
     @property
     def input_shape(self) -> Shape:
@@ -97,13 +101,25 @@ class Graph:
             if elementwise and all(source in exact for source in sources):
                 exact.add(index)
             keeps = isinstance(
-                operator, Reshape | Transpose | ConstantPad | ScaleShift | BatchNorm | Activation
+                operator,
+                (Reshape | Transpose | ConstantPad)
+                | (ScaleShift | BatchNorm | Activation | OwnNeurons),
             )
             if keeps and all(source in independent for source in sources):
                 independent.add(index)
             if isinstance(operator, AffineOperator) and sources[0] in independent:
                 exact.add(index)
         return frozenset(exact)
+
+    def is_refined(self, node: int) -> bool:
+        """Whether a backward pass may tighten the interval image of `node`."""
+        if node in self.neurons.split and not self.neurons.refined:
+            return False
+        return node not in self.interval_exact
+
+    def most_elements(self, node: int) -> int:
+        """Elements of `node` that a rank holds, at most; the same number on all ranks."""
+        return self.neurons.most(node, num_elements(self.nodes[node].shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Value of the network.

@@ -17,7 +17,7 @@ from torch import Tensor
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows
-from auto_LiRPA_patches.engine.schedule import elements_to_bound, scatter, sides
+from auto_LiRPA_patches.engine.schedule import elements_to_bound, put, sides
 from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems, optimize_subproblems
 from auto_LiRPA_patches.operators.interval import Interval
 
@@ -95,7 +95,7 @@ def _bounds(problem: Subproblems, rows: InnerRows, effort: InnerEffort) -> Inter
     for start, stop in cut.ranges(both.count):
         part = _chunk(below, both.narrow(start, stop), own.alphas, start, effort)
         parts.append(part[: both.count - start])
-    refined = scatter(known, own.elements, sides(torch.cat(parts)))
+    refined = put(problem.graph, rows.node, known, own.elements, sides(torch.cat(parts)))
     tighter = refined.intersect(known)
     # Bounds cross where the subproblem has no point, or by rounding; changed over, they hold there.
     return Interval(

@@ -17,7 +17,7 @@ class NeuronRows:
     """Signed elements of one node: ``sign_s * node[index_s]``.
 
     Attributes:
-        index: ``[S]`` into the flattened node, int64.
+        index: ``[S]`` into the flattened node, int64; where it is split, into that of all ranks.
         sign: ``[S]``, +1 for a lower bound, -1 for (minus) an upper bound, 0 for padding.
     """
 
@@ -48,7 +48,8 @@ class NeuronRows:
         """One-hot coefficients ``[S, B, *shape]`` at the node itself."""
         shape = graph.nodes[node].shape
         rows = self.sign.new_zeros(self.count, num_elements(shape))
-        rows.scatter_(1, self.index[:, None], self.sign[:, None])
+        index, sign = graph.neurons.places(node, self.index, self.sign)
+        rows.scatter_(1, index[:, None], sign[:, None])
         return rows.view(self.count, 1, *shape).expand(-1, batch, *shape)
 
     def below(self, graph: Graph, node: int, batch: int) -> tuple[Tensor, Tensor | None] | None:
@@ -60,12 +61,8 @@ class NeuronRows:
         if rows is None:
             return None
         coeffs = rows.unsqueeze(1).expand(-1, batch, *rows.shape[1:])
-        offset = operator.offset(graph.weights)
-        if offset is None:
-            return coeffs, None
-        vector = offset.expand(operator.output_shape).reshape(-1)
-        bias = (vector[self.index] * self.sign).unsqueeze(1).expand(-1, batch)
-        return coeffs, bias
+        bias = operator.select_offset(graph.weights, self.index, self.sign)
+        return coeffs, None if bias is None else bias.unsqueeze(1).expand(-1, batch)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ that leaves unstable are bounded by backward passes in row chunks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.base import AffineOperator, num_elements
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.sharding.collectives import total_of_parts
 
 # Picking columns of A out and putting them back costs as much as twenty passes over them, so lines
 # over all elements are faster unless few are unstable (measured, 1024 rows of 256 columns).
@@ -54,16 +54,17 @@ def crown_relaxations(
     with torch.no_grad():
         for node in graph.bounded:
             bounds = state.interval(node)
-            refine = options.intermediate == "crown" and node not in graph.interval_exact
+            refine = options.intermediate == "crown" and graph.is_refined(node)
             if refine:
                 elements = elements_to_bound(graph, node, bounds, options)
                 if elements.numel():
                     refined = crown_interval(state, node, elements, options)
-                    tighter = scatter(bounds, elements, refined).intersect(bounds)
+                    tighter = put(graph, node, bounds, elements, refined).intersect(bounds)
                     bounds = _where_unstable(graph, node, bounds, tighter, options)
             if known is not None and node in known:
                 bounds = bounds.intersect(known[node])
-            state.set_bounds(node, bounds.require_sound(graph.nodes[node].name))
+            name = graph.nodes[node].name
+            state.set_bounds(node, graph.neurons.require_sound(node, name, bounds))
             for index in graph.relaxed:
                 if graph.nodes[index].inputs[0] == node:
                     features[index] = relaxed_features(graph, index, bounds, options)
@@ -117,8 +118,11 @@ def interval_rows(state: Relaxations, rows: Rows) -> Tensor:
         if isinstance(operator, AffineOperator):
             (coeffs,), bias = operator.backward(graph.weights, coeffs, None)
             node = graph.nodes[node].inputs[0]
-        bounds = state.interval(node).require_sound(graph.nodes[node].name)
+        name = graph.nodes[node].name
+        bounds = graph.neurons.require_sound(node, name, state.interval(node))
         lower = concretize(coeffs.flatten(2), bounds)
+        if node in graph.neurons.split:
+            lower = total_of_parts(graph.neurons.group, lower)
         return overflow_to_nan(lower if bias is None else lower + bias)
 
 
@@ -145,12 +149,25 @@ def scatter(base: Interval, elements: Tensor, refined: Interval) -> Interval:
     return Interval(lower.view(shape), upper.view(shape))
 
 
+def put(graph: Graph, node: int, base: Interval, elements: Tensor, refined: Interval) -> Interval:
+    """`scatter` of bounds of all ranks' elements of `node` into this rank's `base`."""
+    return scatter(base, *graph.neurons.own(node, elements, refined))
+
+
 def elements_to_bound(graph: Graph, node: int, bounds: Interval, options: BoundOptions) -> Tensor:
-    """Elements of `node` that a tighter bound could help, ascending ``[F]``."""
+    """Elements of `node` that a tighter bound could help, ascending ``[F]``.
+
+    Where ranks share the node's neurons, those of all ranks, and counted over all.
+    """
     count = num_elements(graph.nodes[node].shape)
-    everything = torch.arange(count, device=bounds.lower.device)
     if not options.sparse_rows:
-        return everything
+        return torch.arange(graph.neurons.count(node, count), device=bounds.lower.device)
+    return graph.neurons.among_all(node, _unstable(graph, node, bounds))
+
+
+def _unstable(graph: Graph, node: int, bounds: Interval) -> Tensor:
+    """``[N]`` bool: elements of this rank whose relaxation above is not exact."""
+    count = num_elements(graph.nodes[node].shape)
     wanted = torch.zeros(count, dtype=torch.bool, device=bounds.lower.device)
     for index in graph.relaxed:
         if node not in graph.nodes[index].inputs:
@@ -160,7 +177,7 @@ def elements_to_bound(graph: Graph, node: int, bounds: Interval, options: BoundO
             wanted |= operator.unstable(bounds.flatten())
         else:
             wanted[:] = True
-    return everything[wanted]
+    return wanted
 
 
 def _where_unstable(
@@ -173,7 +190,7 @@ def _where_unstable(
     """
     if options.sparse_rows:
         return tighter
-    wanted = elements_to_bound(graph, node, bounds, replace(options, sparse_rows=True))
+    wanted = _unstable(graph, node, bounds).nonzero().squeeze(1)
     refined = Interval(tighter.lower.flatten(1)[:, wanted], tighter.upper.flatten(1)[:, wanted])
     return scatter(bounds, wanted, refined)
 

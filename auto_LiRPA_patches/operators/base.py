@@ -140,6 +140,11 @@ class AffineOperator(Operator):
         """
         return None
 
+    def select_offset(self, weights: WeightSource, index: Tensor, sign: Tensor) -> Tensor | None:
+        """``sign_r * b[index_r]`` as ``[R]``, the bias that goes with `select_rows`."""
+        vector = _offset_vector(self, weights)
+        return None if vector is None else vector[index] * sign
+
 
 class _AffineValue(torch.autograd.Function):
     """``L x + b``; its gradient asks for the parameters again."""

@@ -20,6 +20,7 @@ R in the tables of this package is the number of ranks in the group.
 
 from auto_LiRPA_patches.sharding.collectives.communicator import Communicator, PendingGather
 from auto_LiRPA_patches.sharding.collectives.differentiable import gather_rows, sum_over_ranks
+from auto_LiRPA_patches.sharding.collectives.replicated import own_columns, total_of_parts
 from auto_LiRPA_patches.sharding.collectives.world import Backend, Ranks, start, stop
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "PendingGather",
     "Ranks",
     "gather_rows",
+    "own_columns",
     "start",
     "stop",
     "sum_over_ranks",
+    "total_of_parts",
 ]
