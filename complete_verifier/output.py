@@ -96,7 +96,7 @@ class Output:
 
         The trace stays where the process dies, or ends for a reason that has to do with `query`.
         """
-        self._attempt(lambda: self._current.begin(query.index, str(query.onnx), str(query.vnnlib)))
+        self._attempt(lambda: self._current.begin(query.index, query.network, query.property))
         try:
             yield
         except KeyboardInterrupt:

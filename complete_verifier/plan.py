@@ -15,7 +15,7 @@ def print_plan(session: Session) -> int:
     query = queries(session.config, session.loaded.paths)[0]
     network = NetworkCache(session).network(query.onnx)
     if session.speaks:
-        print("\n".join(plan_lines(session, network.graph.weights.share(), str(query.onnx))))
+        print("\n".join(plan_lines(session, network.graph.weights.share(), query.network)))
     return 0
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from complete_verifier.config import Config, ConfigError, InputPaths
-from complete_verifier.specification import read_instances
+from complete_verifier.specification import Statement, read_instances
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,27 @@ class Query:
 
     Attributes:
         index: position in the batch, from 0.
-        onnx, vnnlib: files that exist.
+        onnx: file that exists.
+        vnnlib: file that exists, or a statement that comes from elsewhere.
         timeout_seconds: how long it may take.
+        network_name: what the network is called in records; empty is the path of `onnx`.
     """
 
     index: int
     onnx: Path
-    vnnlib: Path
+    vnnlib: Path | Statement
     timeout_seconds: float
+    network_name: str = ""
+
+    @property
+    def network(self) -> str:
+        """What the network is called in messages and records."""
+        return self.network_name or str(self.onnx)
+
+    @property
+    def property(self) -> str:
+        """What the property is called in messages and records."""
+        return str(self.vnnlib) if isinstance(self.vnnlib, Path) else self.vnnlib.source
 
 
 def queries(config: Config, paths: InputPaths) -> tuple[Query, ...]:

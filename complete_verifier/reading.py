@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from pathlib import Path
+
+import numpy as np
+import torch
 
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
 from auto_LiRPA_patches.sharding.collectives import Communicator
@@ -42,19 +46,33 @@ def read_instance(
 
 
 def _property(query: Query, network: Network) -> Specification:
-    specification = read_vnnlib(query.vnnlib)
+    specification = _stated(query, network)
     for what, stated, own in (
         ("inputs", specification.num_inputs, network.num_inputs),
         ("outputs", specification.num_outputs, network.num_outputs),
     ):
         if stated != own:
             raise SpecificationError(
-                f"{query.vnnlib}: states {stated} {what}, but the network {query.onnx} has {own}. "
+                f"{query.property}: states {stated} {what}, but the network {query.network} has "
+                f"{own}. "
                 "Check that the property belongs to this network."
             )
     if specification.is_empty:
-        logger.warning("%s: the input set is empty, so the property holds of it", query.vnnlib)
+        logger.warning("%s: the input set is empty, so the property holds of it", query.property)
     return specification
+
+
+def _stated(query: Query, network: Network) -> Specification:
+    """The property of a file, or of a statement, which may want to know the network's scores."""
+    if isinstance(query.vnnlib, Path):
+        return read_vnnlib(query.vnnlib)
+
+    def scores(point: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            outputs: np.ndarray = network.forward(torch.from_numpy(point)[None])[0].cpu().numpy()
+        return outputs
+
+    return query.vnnlib.for_network(network.num_outputs, scores)
 
 
 def _digest(specification: Specification) -> str:

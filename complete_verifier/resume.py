@@ -88,7 +88,7 @@ def from_records(path: str, asked: Sequence[Query], config_hash: str) -> Earlier
         ours[record.onnx, record.vnnlib].append(record)
     kept: dict[int, Record] = {}
     for query in asked:
-        of_this = ours[str(query.onnx), str(query.vnnlib)]
+        of_this = ours[query.network, query.property]
         if of_this:
             kept[query.index] = of_this.pop(0)
     others = sum(len(records) for records in ours.values())
@@ -109,7 +109,7 @@ def from_rows(path: str, asked: Sequence[Query]) -> Earlier:
     found = {(index, record.onnx, record.vnnlib): record for index, record in rows}
     kept: dict[int, Record] = {}
     for query in asked:
-        record = found.pop((query.index, str(query.onnx), str(query.vnnlib)), None)
+        record = found.pop((query.index, query.network, query.property), None)
         if record is not None:
             kept[query.index] = replace(record, reason="answered in an earlier run")
     reasons = ((len(found), "are of instances that are not asked for"),)

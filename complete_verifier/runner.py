@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
@@ -47,7 +48,7 @@ def run_queries(session: Session) -> int:
     earlier = earlier_results(session, asked)
     output = Output(session, len(asked), earlier)
     output.announce()
-    runner = _Runner(session)
+    runner = Runner(session)
     records = []
     for number, query in enumerate(asked, start=1):
         kept = earlier.records.get(query.index)
@@ -70,7 +71,7 @@ class Finished:
     outcome: Outcome | None
 
 
-class _Runner:
+class Runner:
     """Verifies instances one by one; what stays the same for all of them is kept here."""
 
     def __init__(self, session: Session) -> None:
@@ -92,13 +93,8 @@ class _Runner:
 
     def give_up(self, query: Query, lost: GivenUp) -> Finished:
         """Record an instance that an earlier process did not survive."""
-        record = replace(
-            self._template,
-            onnx=str(query.onnx),
-            vnnlib=str(query.vnnlib),
-            reason=lost.reason,
-            seconds=Seconds(total=lost.seconds),
-        )
+        seconds = Seconds(total=lost.seconds)
+        record = replace(self._record(query), reason=lost.reason, seconds=seconds)
         return Finished(record, None)
 
     def finish(self, query: Query) -> Finished:
@@ -108,9 +104,9 @@ class _Runner:
         a collective that this one will never reach. Bad input is met by all of them alike.
         """
         start = time.monotonic()
-        record = replace(self._template, onnx=str(query.onnx), vnnlib=str(query.vnnlib))
+        record = self._record(query)
         try:
-            return self._verify(query, record)
+            return self.verify(query, record)
         except RankMismatchError:
             raise
         except VerifierError as error:
@@ -124,7 +120,16 @@ class _Runner:
         seconds = Seconds(total=time.monotonic() - start)
         return Finished(replace(record, reason=reason, seconds=seconds), None)
 
-    def _verify(self, query: Query, record: Record) -> Finished:
+    def verify(self, query: Query, record: Record | None = None) -> Finished:
+        """Verify one instance; every failure is raised.
+
+        Args:
+            record: what is known of the instance already.
+
+        Raises:
+            VerifierError: network or property cannot be read or are not supported.
+        """
+        record = self._record(query) if record is None else record
         world = self._session.ranks.world
         clock = Clock(query.timeout_seconds, world)
         network, specification = read_instance(query, self._networks, world)
@@ -157,6 +162,14 @@ class _Runner:
             ),
             outcome,
         )
+
+    def forget(self) -> None:
+        """Let go of the network held."""
+        self._networks.forget()
+
+    def _record(self, query: Query) -> Record:
+        """What is known of an instance before it runs."""
+        return replace(self._template, onnx=query.network, vnnlib=query.property)
 
     def _effort(self, network: Network) -> Effort:
         """The config's budgets, with what `auto` chooses for this network."""
@@ -202,7 +215,10 @@ class _Runner:
 
 def _list_digest(asked: Sequence[Query]) -> str:
     """Names rather than paths: hosts may keep the same files in different places."""
-    lines = (f"{q.index} {q.onnx.name} {q.vnnlib.name} {q.timeout_seconds!r}\n" for q in asked)
+    lines = (
+        f"{q.index} {Path(q.network).name} {Path(q.property).name} {q.timeout_seconds!r}\n"
+        for q in asked
+    )
     return f"SHA-256 {hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from complete_verifier.config.assignment import Assignment
 from complete_verifier.config.command_line import CommandLine, parse_command_line
@@ -17,7 +18,13 @@ from complete_verifier.config.paths import InputPaths
 from complete_verifier.config.policy import IgnoredKey, apply_support, ignored_lines
 from complete_verifier.config.render import render_value
 from complete_verifier.config.root import Config
-from complete_verifier.config.yaml_file import YamlConfig, read_yaml_config
+from complete_verifier.config.yaml_file import (
+    YamlConfig,
+    read_mapping_config,
+    read_yaml_config,
+)
+
+_BY_PROGRAM = "config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,35 @@ def load_config(argv: Sequence[str]) -> LoadedConfig:
     return _combine(from_file, command_line)
 
 
+def load_given_config(given: Config | Mapping[str, Any] | Path | str | None) -> LoadedConfig:
+    """A config given by a program: a built one, a mapping of keys, or the path of a YAML file.
+
+    Args:
+        given: None is every default. A mapping has nested sections or dotted keys
+            (``{"bab.timeout": 60}``).
+
+    Raises: ConfigError for anything wrong or not supported.
+    """
+    nothing = CommandLine()
+    if isinstance(given, Config):
+        changed = changed_values(given)
+        assignments = tuple(Assignment(key, changed[key], _BY_PROGRAM) for key in changed)
+        return _combine(YamlConfig(assignments, ()), nothing)
+    if isinstance(given, (str, Path)):
+        return _combine(read_yaml_config(Path(given)), nothing)
+    return _combine(read_mapping_config(given or {}, _BY_PROGRAM), nothing)
+
+
+def changed_values(config: Config) -> dict[str, Any]:
+    """The values of a config that are not the default, by dotted key."""
+    table = key_table()
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if not same_value(value, table[key].default)
+    }
+
+
 def _combine(from_file: YamlConfig, command_line: CommandLine) -> LoadedConfig:
     given: dict[str, Assignment] = {}
     for assignment in (*from_file.assignments, *command_line.assignments):
@@ -124,11 +160,9 @@ def _places(origins: Mapping[str, str], keys: Iterable[str]) -> str:
 
 def describe_config(config: Config, origins: Mapping[str, str]) -> str:
     """The text of `--print_config`: every value that is not its default, with its origin."""
-    defaults = key_table()
     lines = [
         (f"{key}: {render_value(value)}", origins.get(key, "resolved"))
-        for key, value in flatten(config).items()
-        if not same_value(value, defaults[key].default)
+        for key, value in changed_values(config).items()
     ]
     if not lines:
         return "every value is its default"

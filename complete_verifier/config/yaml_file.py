@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -49,6 +50,54 @@ def read_yaml_config(path: Path) -> YamlConfig:
         path = path.parent / root.value
     folders = tuple(dict.fromkeys(file.parent for file in chain))
     return YamlConfig(tuple(_FileReader(path).read(root)), folders)
+
+
+def read_mapping_config(values: Mapping[str, Any], origin: str) -> YamlConfig:
+    """Read a config that is a mapping already: nested sections, dotted keys, or both.
+
+    Values are judged as those of a file; `origin` stands for its name in messages.
+    Raises: ConfigError as for a file; also for a value that YAML does not know.
+    """
+    try:
+        text = yaml.safe_dump(_nested(values), sort_keys=False)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{origin}: expected numbers, texts, lists and mappings: {' '.join(str(error).split())}"
+        ) from None
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return YamlConfig(tuple(_FileReader(Path(origin)).read(root)), ())
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested sections; tuples as lists."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = str(key).split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{key}: {section} is given as a value and as a section.")
+        if isinstance(value, Mapping):
+            below = place.setdefault(name, {})
+            if not isinstance(below, dict):
+                raise ConfigError(f"{key}: given twice. Keep one of the two.")
+            _merge(below, _nested(value), str(key))
+        elif name in place:
+            raise ConfigError(f"{key}: given twice. Keep one of the two.")
+        else:
+            place[name] = list(value) if isinstance(value, tuple) else value
+    return nested
+
+
+def _merge(into: dict[str, Any], values: dict[str, Any], section: str) -> None:
+    for name, value in values.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value, f"{section}.{name}")
+        elif name in into:
+            raise ConfigError(f"{section}.{name}: given twice. Keep one of the two.")
+        else:
+            into[name] = value
 
 
 def _compose(path: Path, included_by: Path | None) -> yaml.Node | None:

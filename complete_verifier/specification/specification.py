@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from complete_verifier.specification.errors import SpecificationError
 from complete_verifier.specification.region import Region
+
+if TYPE_CHECKING:
+    from complete_verifier.specification.robustness import Robustness
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +50,30 @@ class Specification:
                     f"{self.source}: expected clauses over {self.num_outputs} outputs, "
                     f"got one over {region.clauses[0].num_outputs}"
                 )
+
+    @staticmethod
+    def linf(
+        x: object,
+        eps: float | Sequence[float] | np.ndarray,
+        label: int,
+        *,
+        lowest: object = -np.inf,
+        highest: object = np.inf,
+        targets: Sequence[int] | None = None,
+    ) -> Robustness:
+        """The statement that `label` stays the highest output within `eps` of `x`.
+
+        See `complete_verifier.specification.robustness.linf` for the arguments.
+        """
+        from complete_verifier.specification.robustness import linf
+
+        return linf(x, eps, label, lowest=lowest, highest=highest, targets=targets)
+
+    def for_network(
+        self, num_outputs: int, scores: Callable[[np.ndarray], np.ndarray]
+    ) -> Specification:
+        """Itself: unlike a `Robustness`, it needs to know nothing of the network."""
+        return self
 
     @property
     def num_clauses(self) -> int:
