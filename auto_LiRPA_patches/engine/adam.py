@@ -25,12 +25,24 @@ class ParameterGroup:
         tensors: leaves that require a gradient; updated in place.
         rate: first step size, in the tensors' unit.
         low, high: each element is projected to ``[low, high]`` after the step; None = no limit.
+        limits: tensors ``(low, high)`` of each tensor's shape instead, one pair for each of
+            `tensors`; None = the group's own limits serve.
     """
 
     tensors: Sequence[Tensor]
     rate: float
     low: float | None
     high: float | None
+    limits: Sequence[tuple[Tensor, Tensor] | None] | None = None
+
+    def project(self) -> None:
+        """Move every element to the nearest value within its limits, in place."""
+        for place, tensor in enumerate(self.tensors):
+            own = None if self.limits is None else self.limits[place]
+            if own is not None:
+                tensor.clamp_(*own)
+            elif self.low is not None or self.high is not None:
+                tensor.clamp_(self.low, self.high)
 
 
 class ProjectedAdam:
@@ -83,9 +95,7 @@ class ProjectedAdam:
                 moved = [(tensor, own) for tensor, own in pairs if own is not None]
                 if moved:
                     self._step(moved, group.rate * self._scale, ascend)
-                for tensor in group.tensors:
-                    if group.low is not None or group.high is not None:
-                        tensor.clamp_(group.low, group.high)
+                group.project()
         self._scale *= self._decay
 
     def select(self, groups: Sequence[ParameterGroup], index: Tensor, dim: int) -> None:
@@ -103,13 +113,14 @@ class ProjectedAdam:
         # One fused pass over each tensor instead of seven.
         tensors = [tensor for tensor, _ in moved]
         moments = [self._moments[id(tensor)] for tensor in tensors]
+        step = torch.tensor(float(self._steps))
         torch._fused_adam_(
             tensors,
             [gradient for _, gradient in moved],
             [first for first, _ in moments],
             [second for _, second in moments],
             [],
-            [torch.tensor(float(self._steps), device=tensor.device) for tensor in tensors],
+            [step.to(tensor.device) for tensor in tensors],
             lr=rate,
             beta1=_BETA1,
             beta2=_BETA2,

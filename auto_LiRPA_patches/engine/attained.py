@@ -22,7 +22,9 @@ from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 def corner(coeffs: Tensor, box: Interval) -> Tensor:
     """An input ``[S, B, *shape]`` at which ``coeffs [S, B, *shape]`` are smallest over the box."""
-    return torch.addcmul(box.center, coeffs.sign(), box.radius, value=-1)
+    # Not by `sign`, which takes as long as four other passes on CPUs.
+    point = torch.copysign(box.radius, coeffs)
+    return torch.sub(box.center, point, out=point)
 
 
 def attained_values(

@@ -26,7 +26,7 @@ from auto_LiRPA_patches.engine.rows import BatchRows
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.lines import Lines, LineStep, TakenLines
-from auto_LiRPA_patches.operators.relu import Relu, ReluRelaxation
+from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 
@@ -235,16 +235,34 @@ class _Descent:
 
     def __init__(self, batch: Subproblems, options: BetaOptions) -> None:
         self.options = options
-        if relu_like(batch.graph):
+        self.closed_form = relu_like(batch.graph)
+        if self.closed_form:
             batch = batch.packed()
         self.first = batch
         self.best = torch.full_like(batch.rows.flatten(2)[..., 0], -torch.inf)
         self.kept = Optimized(self.best, dict(batch.alphas), dict(batch.betas))
         self.place = torch.arange(batch.count, device=batch.rows.device)
         self.working = _leaves(batch, None)
-        self.state = batch.relaxations()
-        self.gradient = _gradient_of(batch.graph)
+        self.gradient = _in_closed_form if self.closed_form else _by_autograd
+        self.limits: list[tuple[Tensor, Tensor] | None] | None = None
+        self.state = self._relaxations()
         self.adam = ProjectedAdam(self._groups(), options.decay)
+
+    def _relaxations(self) -> Relaxations:
+        """Of the working batch. In closed form α holds the exact slopes of stable neurons."""
+        state = self.working.relaxations()
+        if not self.closed_form:
+            return state
+        self.limits = []
+        for index, alpha in self.working.alphas.items():
+            operator = self.working.graph.nodes[index].operator
+            if not isinstance(operator, Relu):
+                raise TypeError(f"node {index}: the closed form is for ReLU alone")
+            settled, slopes, limits = operator.settle(state.relaxation(index), alpha.detach())
+            alpha.detach().copy_(slopes)
+            state.relaxed[index] = settled
+            self.limits.append(limits)
+        return state
 
     def run(
         self,
@@ -280,10 +298,12 @@ class _Descent:
     def _keep(self, lower: Tensor) -> None:
         """Take over bounds that improved, with their α and β (whole rows: no mask, no where)."""
         better = lower > self.best[:, self.place]
-        if bool(better.all()) and len(self.place) == self.best.shape[1]:
-            self.best.copy_(lower)
+        # Finite bounds come of finite α and β, and between finite ends this is a choice.
+        if len(self.place) == self.best.shape[1] and bool(lower.isfinite().all()):
+            torch.maximum(self.best, lower, out=self.best)
+            chosen = better.to(lower.dtype).unsqueeze(-1)
             for own, kept in self._own_and_kept():
-                kept.copy_(own.detach())
+                kept.lerp_(own.detach(), chosen)
             return
         self.best[:, self.place] = torch.where(better, lower, self.best[:, self.place])
         for row in range(better.shape[0]):
@@ -308,13 +328,13 @@ class _Descent:
         index = unfinished.nonzero().squeeze(1)
         self.working = _leaves(self.working, index)
         self.place = self.place[index]
-        self.state = self.working.relaxations()
+        self.state = self._relaxations()
         self.adam.select(self._groups(), index, -2)
 
     def _groups(self) -> list[ParameterGroup]:
         alphas, betas = self.working.alphas, self.working.betas
         return [
-            ParameterGroup(list(alphas.values()), self.options.alpha_rate, 0.0, 1.0),
+            ParameterGroup(list(alphas.values()), self.options.alpha_rate, 0.0, 1.0, self.limits),
             ParameterGroup(list(betas.values()), self.options.beta_rate, 0.0, None),
         ]
 
@@ -323,11 +343,6 @@ _NARROW_EVERY = 4
 
 _Gradients = Callable[[], list[Tensor | None]]
 """For each α, then each β: the gradient of the sum of the bounds in it."""
-
-
-def _gradient_of(graph: Graph) -> Callable[[Subproblems, Relaxations], tuple[Tensor, _Gradients]]:
-    """How bounds ``[S, B]`` and their gradients are computed."""
-    return _in_closed_form if relu_like(graph) else _by_autograd
 
 
 def _by_autograd(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gradients]:
@@ -344,7 +359,7 @@ def _by_autograd(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gradi
 
 def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gradients]:
     """For ReLU: with A the coefficients of its output and z its input where the bound is attained,
-    ``max(A, 0) z`` in α (zero where it is stable), and ``-s z`` in β.
+    ``max(A, 0) z`` in α, and ``-s z`` in β. Where a neuron is stable the limits of α hold it.
     """
     at_input: list[Tensor] = []
     taken = _Taken()
@@ -363,7 +378,7 @@ def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gr
             values = attained_values(batch.graph, point, taken.lines)
         with counted_as(MemoryKind.MULTIPLIERS):
             return [
-                *(_in_alpha(state, index, taken.lines, values) for index in batch.alphas),
+                *(_in_alpha(index, taken.lines, values) for index in batch.alphas),
                 *(_in_beta(batch, index, values) for index in batch.betas),
             ]
 
@@ -371,18 +386,11 @@ def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gr
 
 
 def _in_alpha(
-    state: Relaxations,
-    index: int,
-    taken: Mapping[int, TakenLines],
-    values: Mapping[int, Tensor],
+    index: int, taken: Mapping[int, TakenLines], values: Mapping[int, Tensor]
 ) -> Tensor | None:
     if index not in values:
         return None
-    gradient = taken[index].positive.mul_(values[index])  # last use of the coefficients
-    relaxation = state.relaxation(index)
-    if isinstance(relaxation, ReluRelaxation) and relaxation.open_mask is not None:
-        gradient.mul_(relaxation.open_mask)
-    return gradient.unsqueeze(0)
+    return taken[index].positive.mul_(values[index]).unsqueeze(0)  # last use of the coefficients
 
 
 def _in_beta(batch: Subproblems, index: int, values: Mapping[int, Tensor]) -> Tensor | None:

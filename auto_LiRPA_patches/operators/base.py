@@ -204,8 +204,8 @@ def _step(
 
 def _offset_vector(operator: AffineOperator, weights: WeightSource) -> Tensor | None:
     offset = operator.offset(weights)
-    if offset is None:
-        return None
+    if offset is None or offset.shape == operator.output_shape and offset.dim() == 1:
+        return offset
     return offset.expand(operator.output_shape).reshape(-1)
 
 

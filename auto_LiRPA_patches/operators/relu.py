@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -97,6 +97,25 @@ class Relu(Activation):
             # Stable in some box: there the neuron is exact, whatever alpha says.
             lower_slope = torch.addcmul(own.closed_slope, alpha[0], own.open_mask)
         return Lines(own.index, own.pass_through, lower_slope, None, own.slope, own.intercept)
+
+    def settle(
+        self, relaxation: Relaxation, alpha: Tensor
+    ) -> tuple[ReluRelaxation, Tensor, tuple[Tensor, Tensor] | None]:
+        """Write the exact slopes of stable neurons into α, so that no step mixes them in again.
+
+        Args:
+            alpha: ``[1, S, B, F]``.
+
+        Returns:
+            The relaxation that takes α as it is; α with exact slopes; and the limits ``[1, B, F]``
+            between which α must stay for the lines to bound the function, None for [0, 1].
+        """
+        own = self._own(relaxation)
+        if own.open_mask is None or own.closed_slope is None:
+            return own, alpha, None
+        low, high = own.closed_slope, own.closed_slope + own.open_mask
+        settled = replace(own, open_mask=None, closed_slope=None)
+        return settled, alpha.clamp(low, high), (low, high)
 
     def _default_slope(self, lower: Tensor, upper: Tensor, chord: Tensor) -> Tensor:
         if self.lower_slope == "same-slope":

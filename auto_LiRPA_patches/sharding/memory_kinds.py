@@ -66,4 +66,6 @@ def count_as(kind: MemoryKind, *items: Tensor | np.ndarray) -> None:
 
 def _sink() -> KindSink | None:
     mode = _get_current_dispatch_mode()
+    if mode is None:
+        return None  # asking a protocol takes longer than most marked blocks' Python
     return mode if isinstance(mode, KindSink) else None

@@ -180,7 +180,7 @@ class WeightSource(ABC):
 
     def _check_mine(self, handle: WeightHandle) -> None:
         known = self._handles[handle.index] if handle.index < len(self._handles) else None
-        if known != handle:
+        if known is not handle and known != handle:
             raise ValueError(
                 f"weight {handle.name!r} (index {handle.index}): expected a handle given out by "
                 f"this source, which has {known} there. Use the source that registered it."
