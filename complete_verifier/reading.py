@@ -80,6 +80,10 @@ def _digest(specification: Specification) -> str:
     for region in specification.regions:
         for array in (region.lower, region.upper, region.lower_open, region.upper_open):
             digest.update(array.tobytes())
+        if region.ball is not None:
+            ball = region.ball
+            digest.update(repr((ball.radius, ball.norm)).encode())
+            digest.update(ball.center.tobytes() + ball.weights.tobytes())
         for clause in region.clauses:
             for array in (clause.coefficients, clause.rhs, clause.strict):
                 digest.update(array.tobytes())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.rows import Rows
+from auto_LiRPA_patches.operators.ball import BallBox
 from auto_LiRPA_patches.operators.base import sum_bias
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
@@ -116,8 +117,13 @@ def overflow_to_nan(lower: Tensor) -> Tensor:
 
 
 def concretize(coeffs: Tensor, box: Interval) -> Tensor:
-    """``min over v in the box of coeffs . v``: ``[S, B, N]`` over ``[B, *shape]`` -> ``[S, B]``."""
+    """``min over v in the box of coeffs . v``: ``[S, B, N]`` over ``[B, *shape]`` -> ``[S, B]``.
+
+    In a box of which only a ball counts (`BallBox`), the greater of the two minima: a lower bound.
+    """
     value: Tensor = _Concretize.apply(coeffs, box)
+    if isinstance(box, BallBox):
+        return torch.maximum(value, box.minimum(coeffs))
     return value
 
 

@@ -52,7 +52,10 @@ def descend(
     if first_step is not None:
         step = torch.as_tensor(first_step, dtype=torch.float32)
     for left in range(steps, -1, -1):
-        where = torch.minimum(torch.maximum(where, lower), upper).requires_grad_(True)
+        where = torch.minimum(torch.maximum(where, lower), upper)
+        if box.ball is not None:
+            where = torch.from_numpy(box.nearest(where.double().numpy()).astype(np.float32))
+        where = where.requires_grad_(True)
         with torch.enable_grad():
             outputs = forward(where).cpu().double()
             finite = torch.isfinite(outputs).all(dim=1)

@@ -49,7 +49,10 @@ def repair(
     objective = ClauseObjective.of(region.clauses)
     where = torch.as_tensor(points, dtype=torch.float32)
     for left in range(steps, -1, -1):
-        where = torch.minimum(torch.maximum(where, lower), upper).requires_grad_(True)
+        where = torch.minimum(torch.maximum(where, lower), upper)
+        if box.ball is not None:
+            where = torch.from_numpy(box.nearest(where.double().numpy()).astype(np.float32))
+        where = where.requires_grad_(True)
         with torch.enable_grad():
             outputs = forward(where).cpu().double()
         finite = torch.isfinite(outputs.detach()).all(dim=1)

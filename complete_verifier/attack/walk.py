@@ -52,6 +52,7 @@ class Walk:
         device: torch.device | None,
     ) -> None:
         self._forward = forward
+        self._box = box
         self._settings = settings
         self._generator = generator
         self._lower = torch.as_tensor(box.lower, device=device).double()  # [I]
@@ -86,7 +87,7 @@ class Walk:
         restarts = self._points.shape[1]
         share = self._random((*self._points.shape[:2], 1))
         corners = torch.where(self._random(self._points.shape) < share, self._upper, self._lower)
-        self._points[:, 2::3] = corners[:, 2::3]
+        self._points[:, 2::3] = self._inside(corners[:, 2::3])
         self._points[:, 0] = self._lower + self._width / 2
         if diversifying:
             return _DIVERSIFYING_STEPS
@@ -125,11 +126,25 @@ class Walk:
         loss = loss.detach().masked_fill(~self._finite, math.inf)
         stuck = (gradient == 0).all(dim=2)
         self._return_where_idle(loss, gradient)
+        if self._box.ball is not None:
+            self._points = self._towards_lowest(gradient)
+            self.steps_done += 1
+            return
         decay = self._settings.step_decay**self.steps_done
         direction = self._adam(gradient) * (decay * self._factor).unsqueeze(2)
         self._points = self._inside(self._points - direction * self._step_length)
         self._start_anew(stuck | (self._factor < _SMALLEST_FACTOR))
         self.steps_done += 1
+
+    def _towards_lowest(self, gradient: Tensor) -> Tensor:
+        """Part of the way to where the linearised loss is least in the ball.
+
+        Frank and Wolfe 1956, Naval Research Logistics Quarterly 3, section 2; steps 2 / (t + 2).
+        """
+        slope = gradient.double() / self._width.clamp(min=torch.finfo(torch.float64).tiny)
+        lowest = torch.from_numpy(self._box.lowest(slope.cpu().numpy())).to(self._points.device)
+        share = 2.0 / (self.steps_done + 2.0)
+        return self._inside(self._points + share * (lowest - self._points))
 
     def _return_where_idle(self, loss: Tensor, gradient: Tensor) -> None:
         """Note progress; send points without any back to their best, with half the step.
@@ -224,7 +239,10 @@ class Walk:
         return torch.full_like(self._width, size)
 
     def _inside(self, points: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(points, self._lower), self._upper)
+        inside = torch.minimum(torch.maximum(points, self._lower), self._upper)
+        if self._box.ball is None:
+            return inside
+        return torch.from_numpy(self._box.nearest(inside.cpu().numpy())).to(points.device)
 
     def _random_points(self, num_clauses: int, restarts: int) -> Tensor:
         """[K, R, I], uniform in the box."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from complete_verifier.specification.ball import Ball
 from complete_verifier.specification.clause import Clause, read_flags, read_only
 from complete_verifier.specification.errors import SpecificationError
 
@@ -44,6 +45,7 @@ class Region:
         lower, upper: [I] float64, finite.
         clauses: the unsafe set, a disjunction; empty means that nothing is unsafe here.
         lower_open, upper_open: [I] bool; all False by default.
+        ball: inputs outside it are no members either; None is no ball.
 
     Raises:
         SpecificationError: shapes disagree or a bound is not finite. lower > upper is allowed: it
@@ -55,6 +57,7 @@ class Region:
     clauses: tuple[Clause, ...]
     lower_open: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=bool))
     upper_open: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=bool))
+    ball: Ball | None = None
 
     def __post_init__(self) -> None:
         lower = read_only(self.lower, np.float64)
@@ -73,6 +76,10 @@ class Region:
             flags = read_flags(getattr(self, name), lower.size, f"region: {name}")
             object.__setattr__(self, name, flags)
         widths = {clause.num_outputs for clause in self.clauses}
+        if self.ball is not None and self.ball.center.size != lower.size:
+            raise SpecificationError(
+                f"region: expected a ball over {lower.size} inputs, got {self.ball.center.size}"
+            )
         if len(widths) > 1:
             raise SpecificationError(
                 f"region: clauses disagree about the number of outputs: {sorted(widths)}"
@@ -130,7 +137,7 @@ class Region:
             raise SpecificationError(f"region: expected {self.num_inputs} inputs, got {point.size}")
         above = np.where(self.lower_open, point > self.lower, point >= self.lower)
         below = np.where(self.upper_open, point < self.upper, point <= self.upper)
-        return bool((above & below).all())
+        return bool((above & below).all()) and (self.ball is None or self.ball.contains(point))
 
     def float32_outer_box(self) -> Float32Box:
         """Return the smallest closed float32 box that contains the box: bounds for proofs."""
@@ -139,7 +146,7 @@ class Region:
     def float32_inner_box(self) -> Float32Box:
         """Return the float32 points of the box, as a closed box: where an attack may search.
 
-        A float32 x lies in the region exactly when it lies in this box. See
+        A float32 x lies in the region exactly when it lies in this box (and in the ball). See
         `Float32Box.empty_inputs` for coordinates, such as 0.1 <= x <= 0.1, that no float32 meets.
         """
         with np.errstate(over="ignore", under="ignore"):
@@ -222,12 +229,10 @@ def group_regions(regions: Iterable[Region]) -> tuple[Region, ...]:
 
     One box is then bounded once, whatever the number of clauses.
     """
-    groups: dict[tuple[bytes, ...], list[Region]] = {}
+    groups: dict[tuple[bytes | int, ...], list[Region]] = {}
     for region in regions:
-        key = tuple(
-            array.tobytes()
-            for array in (region.lower, region.upper, region.lower_open, region.upper_open)
-        )
+        box = (region.lower, region.upper, region.lower_open, region.upper_open)
+        key: tuple[bytes | int, ...] = (id(region.ball), *(array.tobytes() for array in box))
         groups.setdefault(key, []).append(region)
     return tuple(
         members[0]
@@ -238,6 +243,7 @@ def group_regions(regions: Iterable[Region]) -> tuple[Region, ...]:
             clauses=tuple(clause for member in members for clause in member.clauses),
             lower_open=members[0].lower_open,
             upper_open=members[0].upper_open,
+            ball=members[0].ball,
         )
         for members in groups.values()
     )

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from complete_verifier.specification.ball import Ball
 from complete_verifier.specification.clause import Clause
 from complete_verifier.specification.errors import SpecificationError
 from complete_verifier.specification.region import Region
@@ -99,12 +100,10 @@ class Robustness:
             )
         return identity[label] - identity[list(targets)]
 
-    def _label_and_targets(
-        self, num_outputs: int, scores: Scores
-    ) -> tuple[int, tuple[int, ...]]:
+    def _label_and_targets(self, num_outputs: int, scores: Scores) -> tuple[int, tuple[int, ...]]:
         if self.demand == "verified-acc":
-            others = tuple(c for c in range(num_outputs) if c != self.label)
-            return self.label, others if self.targets is None else self.targets
+            every = tuple(c for c in range(num_outputs) if c != self.label)
+            return self.label, every if self.targets is None else self.targets
         found = np.asarray(scores(self.center.astype(np.float32)), dtype=np.float64).reshape(-1)
         label = int(found.argmax()) if self.demand == "clean-runnerup" else self.label
         others = [c for c in np.argsort(-found, kind="stable").tolist() if c != label]
@@ -139,15 +138,50 @@ def linf(
     radius = np.broadcast_to(flat(eps), center.shape)
     if not (radius >= 0).all():
         raise SpecificationError("eps: expected numbers of at least 0, got a negative one or NaN")
-    lower = np.maximum(center - radius, flat(lowest))
-    upper = np.minimum(center + radius, flat(highest))
     return Robustness(
         center=center,
         shape=tuple(np.shape(plain(x))),
-        region=Region(lower=lower, upper=upper, clauses=()),
+        region=lp_region(center, radius, np.inf, lowest=flat(lowest), highest=flat(highest)),
         label=int(label),
         targets=None if targets is None else tuple(int(target) for target in targets),
         source=source or f"linf ball of radius {float(radius.max(initial=0)):g}, label {label}",
+    )
+
+
+def lp_region(
+    center: np.ndarray,
+    eps: np.ndarray | float,
+    norm: float,
+    *,
+    scale: np.ndarray | float = 1.0,
+    lowest: np.ndarray | float = -np.inf,
+    highest: np.ndarray | float = np.inf,
+) -> Region:
+    """The inputs ``center + d`` with ``|| scale * d ||_norm <= eps`` between two limits.
+
+    Args:
+        center: [I] float64.
+        eps: radius; for norm inf also one per coordinate, [I].
+        norm: 1, 2 or inf.
+        scale: what a coordinate counts for; the standard deviation where `eps` is in the units of
+            the data and the network reads data divided by it.
+        lowest, highest: limits of valid inputs.
+
+    Raises:
+        SpecificationError: another norm, or a radius per coordinate for a norm other than inf.
+    """
+    radius = np.asarray(eps, dtype=np.float64)
+    weights = np.broadcast_to(np.asarray(scale, dtype=np.float64), center.shape)
+    if norm == np.inf:
+        ball = None
+        lower, upper = center - radius / weights, center + radius / weights
+    elif radius.size != 1:
+        raise SpecificationError(f"norm {norm:g}: expected one radius, got {radius.size}")
+    else:
+        ball = Ball(center, float(radius.reshape(-1)[0]), norm, weights)
+        lower, upper = ball.box()
+    return Region(
+        lower=np.maximum(lower, lowest), upper=np.minimum(upper, highest), clauses=(), ball=ball
     )
 
 
