@@ -28,7 +28,7 @@ from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions, never
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
-from auto_LiRPA_patches.engine.schedule import elements_to_bound, scatter, sides
+from auto_LiRPA_patches.engine.schedule import elements_to_bound, put, sides
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
@@ -245,8 +245,9 @@ class _Optimization:
             block = self.blocks.get(node)
             if block is not None and block.elements is not None:
                 refined = sides(block.bounds(state, self.out_of_time))
-                bounds = scatter(bounds, block.elements, refined).intersect(bounds)
-                bounds = bounds.require_sound(self.graph.nodes[node].name)
+                bounds = put(self.graph, node, bounds, block.elements, refined).intersect(bounds)
+                name = self.graph.nodes[node].name
+                bounds = self.graph.neurons.require_sound(node, name, bounds)
                 self.reference[node] = bounds.detach()
             state.set_bounds(node, bounds)
         self.fixed = None if self.blocks else state
@@ -328,7 +329,7 @@ class _Optimization:
         if options.intermediate != "crown":
             return blocks
         for node in self.graph.bounded:
-            if node in self.graph.interval_exact:
+            if not self.graph.is_refined(node):
                 continue
             elements = elements_to_bound(self.graph, node, self.reference[node], options)
             if elements.numel():
@@ -351,7 +352,8 @@ def _row_block(
                 continue
             operator, relaxation = found
             initial = operator.initial_alpha(relaxation).detach()
-            if initial.numel():
+            # Where ranks share the neurons, also no α at all: their gradient passes stay in step.
+            if initial.numel() or index in graph.neurons.split:
                 expanded = initial.unsqueeze(1).expand(-1, last - first, -1, -1)
                 chunk[index] = expanded.contiguous()
         alphas.append(chunk)

@@ -48,31 +48,6 @@ class BoundLinearTPCol(Linear):
     slices: Slices = Slices((0,), 0)
     group: Communicator = Communicator.single("tp")
 
-    @staticmethod
-    def of(
-        layer: Linear,
-        slices: Slices,
-        group: Communicator,
-        weights: WeightSource,
-        target: WeightSource,
-    ) -> BoundLinearTPCol:
-        """Cut `layer`, whose parameters are in `weights`; register this rank's part in `target`."""
-        matrix = slices.take(weights.gather(layer.weight), 1 if layer.transposed else 0)
-        bias = None
-        if layer.bias is not None:
-            own = slices.take(weights.gather(layer.bias).expand(layer.output_shape), 0)
-            bias = target.register(layer.bias.name, own.clone())
-        return BoundLinearTPCol(
-            layer.name,
-            layer.input_shapes,
-            (slices.own,),
-            target.register(layer.weight.name, matrix.clone(memory_format=torch.contiguous_format)),
-            bias,
-            layer.transposed,
-            slices,
-            group,
-        )
-
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         return self.group.all_reduce_sum(super().adjoint(weights, rows).contiguous())
 
@@ -102,30 +77,6 @@ class BoundLinearTPRow(Linear):
 
     slices: Slices = Slices((0,), 0)
     group: Communicator = Communicator.single("tp")
-
-    @staticmethod
-    def of(
-        layer: Linear,
-        slices: Slices,
-        group: Communicator,
-        weights: WeightSource,
-        target: WeightSource,
-    ) -> BoundLinearTPRow:
-        """Cut `layer`, whose parameters are in `weights`; register this rank's part in `target`."""
-        matrix = slices.take(weights.gather(layer.weight), 0 if layer.transposed else 1)
-        bias = None
-        if layer.bias is not None:
-            bias = target.register(layer.bias.name, weights.gather(layer.bias).clone())
-        return BoundLinearTPRow(
-            layer.name,
-            ((slices.own,),),
-            layer.output_shape,
-            target.register(layer.weight.name, matrix.clone(memory_format=torch.contiguous_format)),
-            bias,
-            layer.transposed,
-            slices,
-            group,
-        )
 
     def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
         partial = super().apply(weights, rows, absolute=absolute)
