@@ -15,8 +15,10 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 if not __package__:
@@ -29,6 +31,7 @@ from auto_LiRPA_patches.sharding.launch import Launch, read_launch
 from complete_verifier.config import LoadedConfig, describe_config, load_config
 from complete_verifier.heap import keep_freed_memory
 from complete_verifier.logs import make_log_folder, rank_logging
+from complete_verifier.torch_start import defer_meta_kernels
 
 logger = logging.getLogger("abcrown")
 
@@ -68,6 +71,7 @@ def _load_and_run(arguments: Sequence[str]) -> int:
 
 
 def _run(loaded: LoadedConfig, launch: Launch) -> int:
+    defer_meta_kernels()
     # Imported here, not above: torch takes seconds, and a typo in a config should not.
     from auto_LiRPA_patches.sharding.collectives import stop
     from complete_verifier.plan import print_plan
@@ -76,10 +80,10 @@ def _run(loaded: LoadedConfig, launch: Launch) -> int:
     from complete_verifier.stand_ins import make_stand_ins
 
     keep_freed_memory()
-    with rank_logging(launch, loaded.rank_logs):
+    with rank_logging(launch, loaded.rank_logs), _scratch(loaded) as scratch:
         _let_others_end(launch)
         try:
-            session = open_session(loaded, launch)
+            session = open_session(loaded, launch, scratch)
             make_stand_ins(session)
             code = print_plan(session) if loaded.print_plan else run_queries(session)
             stop()
@@ -104,6 +108,16 @@ def _run(loaded: LoadedConfig, launch: Launch) -> int:
             # traceback, since another rank's may look quite different.
             logger.exception("rank %d: internal error", launch.rank)
             return _leave(launch, _BROKEN)
+
+
+@contextmanager
+def _scratch(loaded: LoadedConfig) -> Iterator[Path]:
+    """A folder for files that end with the run; made only for a PyTorch model."""
+    if not loaded.config.model.name:
+        yield Path()
+        return
+    with tempfile.TemporaryDirectory(prefix="abcrown-") as folder:
+        yield Path(folder)
 
 
 def _show_any_letter() -> None:
