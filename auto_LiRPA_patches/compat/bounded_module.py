@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ def build_bounded_module(module: nn.Module, example_input: Tensor) -> BoundedMod
         # What the module itself warns about when it runs is not about bounding it.
         warnings.simplefilter("ignore")
         module.eval()
+        uncopied = module._register_state_dict_hook(_uncopied)
         try:
             bounded = BoundedModule(
                 module,
@@ -55,8 +57,25 @@ def build_bounded_module(module: nn.Module, example_input: Tensor) -> BoundedMod
             raise
         except Exception as error:
             raise _unsupported_form(error) from error
+        finally:
+            uncopied.remove()
         bounded.eval()
     return bounded
+
+
+class _Uncopied(OrderedDict[str, Tensor]):
+    """A state that stays itself when it is copied.
+
+    Upstream keeps a copy of all weights to restore what its forward passes change. In eval mode
+    they change nothing.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Uncopied:
+        return self
+
+
+def _uncopied(_module: nn.Module, state: Any, _prefix: str, _metadata: Any) -> _Uncopied:
+    return _Uncopied(state)
 
 
 class _Operators(Mapping[str, Callable[..., Any]]):

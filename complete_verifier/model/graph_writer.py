@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper
 
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_file import OnnxInput
+from complete_verifier.model.onnx_graph import OnnxGraph
 from complete_verifier.model.shapes import shapes_at_batch_one
 
 
@@ -29,18 +30,20 @@ class Layout(Enum):
 class GraphWriter:
     """Looks up values of the file's graph and collects the nodes of the new one."""
 
-    def __init__(self, model: ModelProto, network_input: OnnxInput, where: str) -> None:
+    def __init__(self, graph: OnnxGraph, network_input: OnnxInput, where: str) -> None:
         self.where = where
-        self._model = model
+        self._model = model = graph.model
         self._input = network_input
         self._nodes: list[NodeProto] = []
-        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-        self._shapes = shapes_at_batch_one(model, network_input, where)
+        self._constants = dict(graph.constants)
+        self._shapes = shapes_at_batch_one(graph, network_input, where)
         layout = Layout.LEADING if network_input.has_batch_axis else Layout.ADDED
         self._layouts = {network_input.name: layout}
         self._producers: dict[str, NodeProto] = {}
         self._num_readers = Counter(name for node in model.graph.node for name in node.input)
         self._num_readers.update(value.name for value in model.graph.output)
+        self._num_unwritten = Counter(self._num_readers)
+        self._read: set[str] = set()
 
     @property
     def opset(self) -> int:
@@ -84,18 +87,27 @@ class GraphWriter:
         """Append one node."""
         node = helper.make_node(kind, inputs, [output], name=output, **attributes)
         self._nodes.append(node)
+        self._read.update(inputs)
         self._layouts[output] = layout
         self._producers[output] = node
 
     def keep(self, node: NodeProto, layout: Layout) -> None:
         """Append the file's own node."""
         self._nodes.append(node)
+        self._read.update(node.input)
         self._layouts |= dict.fromkeys(node.output, layout)
 
     def reshape(self, value: str, sample: tuple[int, ...], output: str, layout: Layout) -> None:
         """Append a Reshape to (B, *sample) for any B."""
         shape = self.new_constant(f"{output}/shape", np.array([-1, *sample], dtype=np.int64))
         self.write("Reshape", [value, shape], output, layout)
+
+    def forget_constants_of(self, node: NodeProto) -> None:
+        """Drop constants of a node of the file that is written, unless something reads them."""
+        self._num_unwritten.subtract(node.input)
+        for name in set(node.input) - self._read:
+            if self._num_unwritten[name] <= 0:
+                self._constants.pop(name, None)
 
     def sole_producer(self, name: str) -> NodeProto | None:
         """Returns the written node whose output `name` is, if only one other node reads it."""
@@ -113,8 +125,11 @@ class GraphWriter:
             f'{self.where}: node "{node.name or node.output[0]}" ({node.op_type}): {reason}'
         )
 
-    def finish(self) -> ModelProto:
-        """Returns the new model; nodes and constants that the output ignores are dropped."""
+    def finish(self) -> OnnxGraph:
+        """Returns the new graph; nodes and constants that the output ignores are dropped.
+
+        Its constants are row-major: their layout decides the bits of products.
+        """
         self._complete_gemms()
         outputs = [value.name for value in self._model.graph.output]
         needed, kept = set(outputs), []
@@ -127,13 +142,14 @@ class GraphWriter:
             "normalised",
             [helper.make_tensor_value_info(self._input.name, onnx.TensorProto.FLOAT, None)],
             [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in outputs],
-            [
-                numpy_helper.from_array(np.asarray(content, order="C"), name)
-                for name, content in self._constants.items()
-                if name in needed
-            ],
         )
-        return helper.make_model(graph, opset_imports=list(self._model.opset_import))
+        constants = {}
+        for name in list(self._constants):
+            content = self._constants.pop(name)
+            if name in needed:
+                constants[name] = np.asarray(content, order="C")
+        model = helper.make_model(graph, opset_imports=list(self._model.opset_import))
+        return OnnxGraph(model, constants)
 
     def _complete_gemms(self) -> None:
         """Give every Gemm a bias; without one, PyTorch's tracer writes a MatMul instead."""

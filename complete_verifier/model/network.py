@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from complete_verifier.model.errors import ModelError
-from complete_verifier.model.onnx_file import read_onnx
+from complete_verifier.model.host_memory import trim
+from complete_verifier.model.onnx_file import read_input, read_onnx
 
 if TYPE_CHECKING:
     from auto_LiRPA_patches.engine.graph import Graph
@@ -103,11 +104,10 @@ def _read_network(
     """The network, and onnxruntime's answers to compare it with; no other rank is involved."""
     from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
     from auto_LiRPA_patches.engine.build import build_graph
-    from complete_verifier.model.agreement import Recorded
     from complete_verifier.model.normalise import normalise
-    from complete_verifier.model.onnx_session import OnnxSession
     from complete_verifier.model.onnx_torch import to_torch
 
+    answers = _Answers.of(onnx_path, input_shape) if check else _Answers()
     file = read_onnx(onnx_path, input_shape)
     example = torch.zeros(1, *file.input.sample_shape)
     module = to_torch(normalise(file), example, str(file.path))
@@ -121,8 +121,32 @@ def _read_network(
         onnx_path=file.path,
         onnx_input_shape=file.input.shape,
     )
-    if not check:
-        return network, None
-    del file  # onnxruntime brings a copy of its own
-    session = OnnxSession(network.onnx_path or onnx_path, network.onnx_input_shape)
-    return network, Recorded.of(session)
+    if answers.failure is not None:
+        raise answers.failure
+    return network, answers.recorded
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What onnxruntime says of a file, asked before there is another copy of the weights.
+
+    Attributes:
+        recorded: None without a check, or where it fails.
+        failure: raised later: what is read here may have more to say about what is wrong.
+    """
+
+    recorded: Recorded | None = None
+    failure: ModelError | None = None
+
+    @classmethod
+    def of(cls, onnx_path: Path | str, input_shape: Sequence[int] | None) -> _Answers:
+        from complete_verifier.model.agreement import Recorded
+        from complete_verifier.model.onnx_session import OnnxSession
+
+        shape = read_input(onnx_path, input_shape).shape
+        try:
+            return cls(recorded=Recorded.of(OnnxSession(onnx_path, shape)))
+        except ModelError as error:
+            return cls(failure=error)
+        finally:
+            trim()

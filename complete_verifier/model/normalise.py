@@ -16,11 +16,12 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import NodeProto
 
 from complete_verifier.model.graph_writer import GraphWriter, Layout, attribute
 from complete_verifier.model.normalisers import softmax
 from complete_verifier.model.onnx_file import OnnxFile
+from complete_verifier.model.onnx_graph import OnnxGraph
 from complete_verifier.model.pooling import average_pool, global_average_pool, max_pool
 from complete_verifier.model.selection import pick_elements
 from complete_verifier.model.simplify import simplify
@@ -36,17 +37,20 @@ PICKS_ELEMENTS = frozenset(
 )
 
 
-def normalise(file: OnnxFile) -> ModelProto:
-    """Returns the rewritten model.
+def normalise(file: OnnxFile) -> OnnxGraph:
+    """Returns the rewritten graph, and leaves none of the weights behind in `file`.
 
     Raises:
         ModelError: malformed, or of a form that cannot be run on batches; names the node.
     """
     where = str(file.path)
-    model = simplify(file.model, file.input, where)
-    writer = GraphWriter(model, file.input, where)
-    for node in model.graph.node:
+    graph = simplify(file.graph, file.input, where)
+    file.graph.constants.clear()
+    writer = GraphWriter(graph, file.input, where)
+    graph.constants.clear()
+    for node in graph.model.graph.node:
         _WRITERS.get(node.op_type, _keep)(writer, node)
+        writer.forget_constants_of(node)
     return writer.finish()
 
 

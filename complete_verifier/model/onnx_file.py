@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
 from complete_verifier.model.errors import ModelError
+from complete_verifier.model.onnx_graph import OnnxGraph
 
 MAX_FILE_BYTES = 2**31
 """Protobuf cannot hold more; also the limit for a decompressed `.gz`."""
@@ -49,13 +50,16 @@ class OnnxFile:
     """An ONNX model as read, with what is known of its input and output."""
 
     path: Path
-    model: ModelProto
+    graph: OnnxGraph
     input: OnnxInput
     output_name: str
 
 
 def read_onnx(path: Path | str, input_shape: Sequence[int] | None = None) -> OnnxFile:
     """Returns the network in `path`, or in `path` + ".gz" where only that exists.
+
+    Two copies of the weights are in memory at most (the file and the message, then the message and
+    the arrays); one of weights kept in files beside the model.
 
     Args:
         path: An `.onnx` file, or a gzipped one whose name ends in `.gz`.
@@ -67,12 +71,25 @@ def read_onnx(path: Path | str, input_shape: Sequence[int] | None = None) -> Onn
     """
     found = existing_file(path)
     model = _parse(found)
-    if not model.graph.node:
-        raise ModelError(f"{found}: not an ONNX network: it has no nodes.")
-    outputs = [value.name for value in model.graph.output]
-    if len(outputs) != 1:
-        raise ModelError(f"{found}: expected one output, got {len(outputs)}: {_names(outputs)}.")
-    return OnnxFile(found, model, _input(found, model, input_shape), outputs[0])
+    network_input = _input(found, model, input_shape)
+    output = model.graph.output[0].name
+    try:
+        folder = None if found.suffix == ".gz" else str(found.parent)
+        graph = OnnxGraph.taken_from(model, folder)
+    except (TypeError, ValueError, OSError, onnx.checker.ValidationError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{found}: a constant of the network is malformed: {reason}") from error
+    return OnnxFile(found, graph, network_input, output)
+
+
+def read_input(path: Path | str, input_shape: Sequence[int] | None = None) -> OnnxInput:
+    """Returns the input of the network that `read_onnx` would return, without its weights.
+
+    Raises:
+        ModelError: as for `read_onnx`, constants apart.
+    """
+    found = existing_file(path)
+    return _input(found, _parse(found), input_shape)
 
 
 def existing_file(path: Path | str) -> Path:
@@ -101,10 +118,13 @@ def _parse(path: Path) -> ModelProto:
     content = read_bytes(path)
     try:
         model = onnx.load_model_from_string(content)
-        if path.suffix != ".gz":
-            onnx.load_external_data_for_model(model, str(path.parent))
-    except (DecodeError, ValueError, OSError, onnx.checker.ValidationError) as error:
+    except (DecodeError, ValueError) as error:
         raise ModelError(f"{path}: not a readable ONNX file: {error}.") from error
+    if not model.graph.node:
+        raise ModelError(f"{path}: not an ONNX network: it has no nodes.")
+    outputs = [value.name for value in model.graph.output]
+    if len(outputs) != 1:
+        raise ModelError(f"{path}: expected one output, got {len(outputs)}: {_names(outputs)}.")
     return model
 
 

@@ -1,27 +1,39 @@
-"""Convert a normalised ONNX model to a PyTorch module with onnx2pytorch."""
+"""Convert a normalised ONNX graph to a PyTorch module with onnx2pytorch.
+
+onnx2pytorch copies every weight three times on its way. It gets stand-ins of one number per group,
+and the layers get the graph's own arrays afterwards.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto
 from torch import Tensor, nn
 
 from auto_LiRPA_patches.compat.stand_ins import modules_replaced, stand_in
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.graph_writer import attribute
+from complete_verifier.model.onnx_graph import OnnxGraph, tensors
+
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Operators that onnx2pytorch makes a layer of when their second input is a constant."""
 
 
-def to_torch(model: ModelProto, example: Tensor, where: str) -> nn.Module:
+def to_torch(graph: OnnxGraph, example: Tensor, where: str) -> nn.Module:
     """Returns the module in eval mode, no parameter of which requires a gradient.
 
+    Weights of layers share memory with the graph's arrays and must not be written to.
+
     Args:
-        model: As `normalise` returns it; onnx2pytorch may change it, so pass it on nowhere else.
+        graph: As `normalise` returns it; onnx2pytorch may change it, so pass it on nowhere else.
         example: [1, *input_shape], on which the module is run once.
         where: The file, for the error.
 
@@ -34,14 +46,17 @@ def to_torch(model: ModelProto, example: Tensor, where: str) -> nn.Module:
         warnings.simplefilter("ignore")
         with _no_torchvision():
             from onnx2pytorch import ConvertModel
+        weights = _weights_of_layers(graph)
+        model = _with_stand_ins(graph, weights)
         try:
             module = ConvertModel(model, experimental=True)
+            _put_weights(module, model, {name: graph.constants[name] for name in weights})
         except Exception as error:
             raise ModelError(
                 f"{where}: onnx2pytorch cannot convert the network: "
                 f"{type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
-        _replace_modules(module, model)
+        _replace_modules(module, model, graph.constants)
         module = module.eval().requires_grad_(False)
         try:
             module(example)
@@ -90,27 +105,77 @@ class FixedGather(nn.Module):
         return value.index_select(self.axis, self.index)
 
 
-def _replace_modules(module: Any, model: ModelProto) -> None:
+def _replace_modules(module: Any, model: ModelProto, constants: Mapping[str, np.ndarray]) -> None:
     """Put plain modules where the tracer would record a dozen operators on shapes and indices.
 
     onnx2pytorch reads a Reshape's target and a Gather's index from a buffer on every call, and
     flattens around a Softmax's axis as old opsets say; `normalise` writes it for the last axis.
     """
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         known = len(node.input) > 1 and node.input[1] in constants
         plain: nn.Module
         if node.op_type == "Reshape" and known:
-            shape = tuple(int(size) for size in numpy_helper.to_array(constants[node.input[1]]))
+            shape = tuple(int(size) for size in constants[node.input[1]])
             plain = FixedReshape(shape)
         elif node.op_type == "Gather" and known:
-            index = torch.tensor(numpy_helper.to_array(constants[node.input[1]]).astype("int64"))
+            index = torch.tensor(constants[node.input[1]].astype("int64"))
             plain = FixedGather(int(attribute(node, "axis", 0)), index)
         elif node.op_type == "Softmax":
             plain = nn.Softmax(dim=-1)
         else:
             continue
         setattr(module, module.mapping[node.output[0]], plain)
+
+
+def _weights_of_layers(graph: OnnxGraph) -> dict[str, int]:
+    """Constants that nothing but layers read, as their weight, with the groups of the layer."""
+    groups: dict[str, int] = {}
+    read_otherwise: set[str] = set()
+    for node in graph.model.graph.node:
+        of_node = int(attribute(node, "group", 1))
+        for position, name in enumerate(node.input):
+            content = graph.constants.get(name)
+            if content is None:
+                continue
+            is_weight = node.op_type in _WEIGHTED and position == 1 and content.ndim > 1
+            if not is_weight or groups.setdefault(name, of_node) != of_node:
+                read_otherwise.add(name)
+    return {name: count for name, count in groups.items() if name not in read_otherwise}
+
+
+def _with_stand_ins(graph: OnnxGraph, weights: Mapping[str, int]) -> ModelProto:
+    """The model with its constants, but of each weight the kernel of one channel per group."""
+    small = dict(graph.constants)
+    for name, groups in weights.items():
+        content = graph.constants[name]
+        kernel = content.shape[2:]
+        small[name] = np.zeros((groups if kernel else 1, 1, *kernel), dtype=content.dtype)
+    model = ModelProto()
+    model.CopyFrom(graph.model)
+    model.graph.initializer.extend(tensors(small))
+    return model
+
+
+def _put_weights(module: Any, model: ModelProto, weights: Mapping[str, np.ndarray]) -> None:
+    """Let each layer hold its real weight, without a copy."""
+    for node in model.graph.node:
+        if node.op_type not in _WEIGHTED or node.input[1] not in weights:
+            continue
+        content = weights[node.input[1]]
+        # Strides of axes of size 1 as torch writes them: they too may decide a product's bits.
+        weight = torch.from_numpy(content.reshape(-1)).view(content.shape)
+        for layer in getattr(module, module.mapping[node.output[0]]).modules():
+            if isinstance(layer, nn.Linear):
+                held = weight if node.op_type == "Gemm" else weight.T
+                layer.out_features, layer.in_features = held.shape
+            elif isinstance(layer, nn.modules.conv._ConvNd):
+                held, (first, second) = weight, weight.shape[:2]
+                across = second * layer.groups
+                pair = (across, first) if layer.transposed is False else (first, across)
+                layer.in_channels, layer.out_channels = pair
+            else:
+                continue
+            layer.weight = nn.Parameter(held, requires_grad=False)
 
 
 def _no_torchvision() -> AbstractContextManager[None]:

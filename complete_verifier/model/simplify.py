@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_file import OnnxInput
+from complete_verifier.model.onnx_graph import OnnxGraph
 from complete_verifier.model.piecewise import PIECEWISE
 from complete_verifier.model.shapes import Shapes, shapes_at_batch_one
 
@@ -49,16 +50,16 @@ class _Graph:
         return name
 
 
-def simplify(model: ModelProto, network_input: OnnxInput, where: str) -> ModelProto:
-    """Returns the simplified model; `model` is left alone.
+def simplify(given: OnnxGraph, network_input: OnnxInput, where: str) -> OnnxGraph:
+    """Returns the simplified graph; `given` is left alone, and shares its weights with it.
 
     Raises:
         ModelError: opset older than 7, control flow, or a malformed node.
     """
-    simplified = _pass(model, {}, where)
+    simplified = _pass(given, {}, where)
     while True:
         # Each Shape that becomes a constant may tell a Reshape's target, and so further shapes.
-        left = [node for node in simplified.graph.node if node.op_type == "Shape"]
+        left = [node for node in simplified.model.graph.node if node.op_type == "Shape"]
         if not left:
             return simplified
         shapes = shapes_at_batch_one(simplified, network_input, where)
@@ -67,21 +68,17 @@ def simplify(model: ModelProto, network_input: OnnxInput, where: str) -> ModelPr
         simplified = _pass(simplified, shapes, where)
 
 
-def _pass(model: ModelProto, shapes: Shapes, where: str) -> ModelProto:
-    graph = _Graph(where, _opset(model, where), {}, shapes)
-    try:
-        graph.constants |= {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{where}: a constant of the network is malformed: {error}") from error
-    for original in model.graph.node:
+def _pass(given: OnnxGraph, shapes: Shapes, where: str) -> OnnxGraph:
+    graph = _Graph(where, _opset(given.model, where), dict(given.constants), shapes)
+    for original in given.model.graph.node:
         node = NodeProto()
         node.CopyFrom(original)
         node.input[:] = [graph.aliases.get(name, name) for name in node.input]
         _add_node(graph, node)
-    for value in model.graph.output:
+    for value in given.model.graph.output:
         if value.name in graph.aliases:
             graph.emit("Identity", [graph.aliases[value.name]], value.name)
-    return _model(model, graph)
+    return _finished(given.model, graph)
 
 
 def _opset(model: ModelProto, where: str) -> int:
@@ -184,13 +181,9 @@ def _scaled(graph: _Graph, name: str, scale: float, result: str) -> str:
     return result
 
 
-def _model(model: ModelProto, graph: _Graph) -> ModelProto:
+def _finished(model: ModelProto, graph: _Graph) -> OnnxGraph:
     read = {name for node in graph.nodes for name in node.input}
-    constants = [
-        numpy_helper.from_array(np.asarray(content, order="C"), name)
-        for name, content in graph.constants.items()
-        if name in read
-    ]
+    constants = {name: content for name, content in graph.constants.items() if name in read}
     for value in model.graph.output:
         if value.name in graph.constants:
             raise ModelError(f"{graph.where}: the output does not depend on the input.")
@@ -198,11 +191,11 @@ def _model(model: ModelProto, graph: _Graph) -> ModelProto:
     simplified = GraphProto(
         name="simplified",
         node=graph.nodes,
-        initializer=constants,
         input=inputs,
         output=model.graph.output,
     )
-    return helper.make_model(simplified, opset_imports=list(model.opset_import))
+    made = helper.make_model(simplified, opset_imports=list(model.opset_import))
+    return OnnxGraph(made, constants)
 
 
 def _refusal(graph: _Graph, node: NodeProto, reason: str) -> ModelError:

@@ -25,7 +25,7 @@ def random(*shape: int) -> np.ndarray:
 
 
 def operators(path) -> Counter:
-    return Counter(n.op_type for n in normalise(read_onnx(path)).graph.node)
+    return Counter(n.op_type for n in normalise(read_onnx(path)).model.graph.node)
 
 
 # Field case 8: constants as first operand, transposes, factors.
