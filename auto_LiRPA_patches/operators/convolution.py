@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from auto_LiRPA_patches.operators.absolute import block_size
 from auto_LiRPA_patches.operators.base import AffineOperator
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
@@ -62,9 +63,14 @@ class _Sliding(AffineOperator):
             return None
         return weights.gather(self.bias).view(-1, *(1 for _ in self.stride))
 
-    def _kernel(self, weights: WeightSource, *, absolute: bool) -> Tensor:
-        kernel = weights.gather(self.weight)
-        return kernel.abs() if absolute else kernel
+    def _by_blocks(self, kernel: Tensor, outputs: int, slide: Callable[[Tensor], Tensor]) -> Tensor:
+        """``|L| rows``, some output channels at a time; `outputs` is the kernel's axis of those."""
+        channels = kernel.shape[outputs]
+        size = channels
+        if self.groups == 1:
+            size = block_size(channels, kernel.numel() // max(1, channels))
+        parts = [slide(part.abs()) for part in kernel.split(size, outputs)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _slide(self, rows: Tensor, kernel: Tensor) -> Tensor:
         convolve = F.conv1d if len(self.stride) == 1 else F.conv2d
@@ -93,7 +99,10 @@ class Conv(_Sliding):
     """
 
     def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
-        return self._slide(rows, self._kernel(weights, absolute=absolute))
+        kernel = weights.gather(self.weight)
+        if not absolute:
+            return self._slide(rows, kernel)
+        return self._by_blocks(kernel, 0, lambda part: self._slide(rows, part))
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         kernel = weights.gather(self.weight)
@@ -208,8 +217,12 @@ class ConvTranspose(_Sliding):
     output_padding: tuple[int, ...]
 
     def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
-        kernel = self._kernel(weights, absolute=absolute)
-        return self._slide_back(rows, kernel, self.output_padding)
+        kernel = weights.gather(self.weight)
+        if not absolute:
+            return self._slide_back(rows, kernel, self.output_padding)
+        return self._by_blocks(
+            kernel, 1, lambda part: self._slide_back(rows, part, self.output_padding)
+        )
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         below = self._slide(rows, weights.gather(self.weight))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.operators.absolute import block_size
 from auto_LiRPA_patches.operators.base import AffineOperator
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
@@ -26,9 +28,10 @@ class Linear(AffineOperator):
 
     def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
         matrix = self._matrix(weights)
-        if absolute:
-            matrix = matrix.abs()
-        return rows @ matrix.T
+        if not absolute:
+            return rows @ matrix.T
+        products = [rows @ part.abs().T for part in matrix.split(block_size(*matrix.shape), dim=0)]
+        return products[0] if len(products) == 1 else torch.cat(products, -1)
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         return rows @ self._matrix(weights)
