@@ -112,7 +112,7 @@ class Verifier:
             opening.callback(_restore_precision, _precision())
             opening.callback(stop)
             self._folder = Path(opening.enter_context(tempfile.TemporaryDirectory()))
-            session = open_session(self._loaded, read_launch())
+            session = open_session(self._loaded, read_launch(), self._folder)
             self._runner = Runner(session)
             opening.callback(self._runner.forget)
             self._open = opening.pop_all()
@@ -155,9 +155,7 @@ class Verifier:
         stated = bab.timeout if bab.override_timeout is None else bab.override_timeout
         return Query(self._asked - 1, onnx, statement, float(stated) * bab.timeout_scale, name)
 
-    def _input_shape(
-        self, given: Sequence[int] | None, property: PropertyLike
-    ) -> tuple[int, ...]:
+    def _input_shape(self, given: Sequence[int] | None, property: PropertyLike) -> tuple[int, ...]:
         if given is not None:
             return tuple(given)
         if isinstance(property, Robustness) and property.shape:

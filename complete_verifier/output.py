@@ -42,7 +42,7 @@ class Output:
             ResultError: a file cannot be written.
         """
         general = session.config.general
-        batch = bool(general.csv_name)
+        batch = bool(general.csv_name) or session.config.asks_about_data
         self._session = session
         self._count = num_instances
         self._earlier = earlier

@@ -12,7 +12,7 @@ from complete_verifier.session import Session
 
 def print_plan(session: Session) -> int:
     """Load the first instance's network and print the layout of its parameters; returns 0."""
-    query = queries(session.config, session.loaded.paths)[0]
+    query = queries(session.config, session.loaded, session.scratch)[0]
     network = NetworkCache(session).network(query.onnx)
     if session.speaks:
         print("\n".join(plan_lines(session, network.graph.weights.share(), query.network)))

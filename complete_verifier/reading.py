@@ -57,6 +57,8 @@ def _property(query: Query, network: Network) -> Specification:
                 f"{own}. "
                 "Check that the property belongs to this network."
             )
+    if query.rhs_offset:
+        specification = specification.shifted(query.rhs_offset)
     if specification.is_empty:
         logger.warning("%s: the input set is empty, so the property holds of it", query.property)
     return specification

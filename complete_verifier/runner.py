@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 def run_queries(session: Session) -> int:
     """Verify every instance of the config; returns the exit code, 1 if a file was not written."""
-    asked = queries(session.config, session.loaded.paths)
+    asked = queries(session.config, session.loaded, session.scratch)
     session.ranks.world.agree_same("the list of instances", _list_digest(asked))
     given_up = read_given_up(session.loaded.given_up)
     earlier = earlier_results(session, asked)

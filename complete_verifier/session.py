@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -38,6 +39,7 @@ class Session:
         ranks: the groups this rank belongs to.
         launch: how the process was started.
         device: where it computes.
+        scratch: folder for files that end with the run.
     """
 
     config: Config
@@ -46,6 +48,7 @@ class Session:
     ranks: Ranks
     launch: Launch
     device: torch.device
+    scratch: Path
 
     @property
     def speaks(self) -> bool:
@@ -59,8 +62,11 @@ class Session:
         return OneRankWeights()
 
 
-def open_session(loaded: LoadedConfig, launch: Launch) -> Session:
+def open_session(loaded: LoadedConfig, launch: Launch, scratch: Path) -> Session:
     """Join the other ranks, apply the patches, and settle every `auto`.
+
+    Args:
+        scratch: folder for files that end with the run, each rank's own.
 
     Raises:
         ConfigError: the config asks for ranks or a device that are not there, or leaves ranks
@@ -82,7 +88,7 @@ def open_session(loaded: LoadedConfig, launch: Launch) -> Session:
     ranks = start(mesh, backend, config.parallel.timeout)
     for what, value in _common_ground(loaded, device):
         ranks.world.agree_same(what, value)
-    return Session(config, loaded, resolved, ranks, launch, device)
+    return Session(config, loaded, resolved, ranks, launch, device, scratch)
 
 
 def _check_share(config: Config, launch: Launch) -> None:

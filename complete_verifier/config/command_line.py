@@ -26,6 +26,9 @@ PATH_FLAGS: Mapping[str, str] = {
     "--rank_logs": "Folder for one log file per rank.",
     "--given_up": "List of instances to record as errors untried (made by scripts/run_batch.py).",
 }
+LIST_FLAGS: Mapping[str, str] = {
+    "--extensions": 'Python files whose functions a config may name: Customized("file", "name").',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class CommandLine:
     print_plan: bool = False
     resume: bool = False
     given_up: Path | None = None
+    extensions: tuple[Path, ...] = ()
 
 
 @functools.cache
@@ -56,6 +60,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     assignments: dict[str, Assignment] = {}
     paths: dict[str, Path] = {}
     switches: set[str] = set()
+    extensions: list[Path] = []
     for flag, words in _split(argv):
         if flag in SWITCHES:
             _expect_count(flag, words, 0)
@@ -63,6 +68,10 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         elif flag in PATH_FLAGS:
             _expect_count(flag, words, 1)
             paths[flag] = Path(words[0])
+        elif flag in LIST_FLAGS:
+            if not words:
+                _expect_count(flag, words, 1)
+            extensions += map(Path, words)
         else:
             spec = flag_table()[flag]
             assignments[spec.key] = _assign_flag(spec, words)
@@ -75,6 +84,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         print_plan="--print_plan" in switches,
         resume="--resume" in switches,
         given_up=paths.get("--given_up"),
+        extensions=tuple(extensions),
     )
 
 
@@ -98,7 +108,7 @@ def _split(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _check_known(flag: str) -> None:
-    known = [*flag_table(), *SWITCHES, *PATH_FLAGS]
+    known = [*flag_table(), *SWITCHES, *PATH_FLAGS, *LIST_FLAGS]
     if flag in known:
         return
     close = nearest(flag, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from complete_verifier.config.command_line import PATH_FLAGS, SWITCHES
+from complete_verifier.config.command_line import LIST_FLAGS, PATH_FLAGS, SWITCHES
 from complete_verifier.config.keys import KeySpec, key_table
 from complete_verifier.config.render import render_value
 
@@ -22,6 +22,7 @@ def help_text() -> str:
     lines = [_HEAD]
     lines += [f"  {flag}\n      {text}" for flag, text in SWITCHES.items()]
     lines += [f"  {flag} PATH\n      {text}" for flag, text in PATH_FLAGS.items()]
+    lines += [f"  {flag} PATH ...\n      {text}" for flag, text in LIST_FLAGS.items()]
     for section, specs in itertools.groupby(key_table().values(), key=lambda spec: spec.section):
         lines.append(f"\n{section}:")
         lines += [_entry(spec) for spec in specs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,16 @@ from complete_verifier.config.yaml_file import (
 )
 
 _BY_PROGRAM = "config"
+_ARGUMENTS = "network and property are arguments of the call"
+_QUESTION_KEYS = frozenset(
+    {
+        "general.csv_name",
+        "model.name",
+        "model.path",
+        "model.onnx_path",
+        "model.onnx_path_prefix",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,7 @@ class LoadedConfig:
     `paths`: finds the files that the config names.
     `resume`: whether answers of an earlier run of the same batch are kept.
     `given_up`: file of instances to record as errors without trying them.
+    `extensions`: Python files whose functions the config may name.
     """
 
     config: Config
@@ -47,6 +58,7 @@ class LoadedConfig:
     print_plan: bool = False
     resume: bool = False
     given_up: Path | None = None
+    extensions: tuple[Path, ...] = ()
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -84,18 +96,31 @@ def load_given_config(given: Config | Mapping[str, Any] | Path | str | None) -> 
 
     Args:
         given: None is every default. A mapping has nested sections or dotted keys
-            (``{"bab.timeout": 60}``).
+            (``{"bab.timeout": 60}``). Keys that name a network or a property have no effect.
 
     Raises: ConfigError for anything wrong or not supported.
     """
-    nothing = CommandLine()
     if isinstance(given, Config):
         changed = changed_values(given)
         assignments = tuple(Assignment(key, changed[key], _BY_PROGRAM) for key in changed)
-        return _combine(YamlConfig(assignments, ()), nothing)
-    if isinstance(given, (str, Path)):
-        return _combine(read_yaml_config(Path(given)), nothing)
-    return _combine(read_mapping_config(given or {}, _BY_PROGRAM), nothing)
+        read = YamlConfig(assignments, ())
+    elif isinstance(given, (str, Path)):
+        read = read_yaml_config(Path(given))
+    else:
+        read = read_mapping_config(given or {}, _BY_PROGRAM)
+    kept = [item for item in read.assignments if not _asks(item.key)]
+    loaded = _combine(replace(read, assignments=tuple(kept)), CommandLine())
+    left_out = tuple(
+        IgnoredKey(item.key, item.value, item.origin, _ARGUMENTS)
+        for item in read.assignments
+        if _asks(item.key)
+    )
+    return replace(loaded, ignored_keys=(*loaded.ignored_keys, *left_out))
+
+
+def _asks(key: str) -> bool:
+    """Whether a key says which network or property is meant, which a program says itself."""
+    return key.startswith(("data.", "specification.")) or key in _QUESTION_KEYS
 
 
 def changed_values(config: Config) -> dict[str, Any]:
@@ -128,6 +153,7 @@ def _combine(from_file: YamlConfig, command_line: CommandLine) -> LoadedConfig:
         print_plan=command_line.print_plan,
         resume=command_line.resume,
         given_up=command_line.given_up,
+        extensions=command_line.extensions,
     )
 
 

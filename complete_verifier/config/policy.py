@@ -54,7 +54,7 @@ def apply_support(assignments: Mapping[str, Assignment]) -> Supported:
     for key, given in assignments.items():
         support = support_of(key)
         values[key] = support.instead.get(given.value, given.value)
-        if _is_honoured(given, support):
+        if _is_honoured(given, support, has_vnnlib):
             continue
         reason = _refusal(given, support, has_vnnlib)
         if reason is not None:
@@ -82,9 +82,10 @@ def _refusal(given: Assignment, support: Support, has_vnnlib: bool) -> str | Non
     return support.effect if is_refused else None
 
 
-def _is_honoured(given: Assignment, support: Support) -> bool:
-    if support.status is Status.IMPLEMENTED:
-        return True
-    if any(same_value(given.value, value) for value in support.implemented):
-        return True
+def _is_honoured(given: Assignment, support: Support, has_vnnlib: bool) -> bool:
+    listed = any(same_value(given.value, value) for value in support.implemented)
+    if support.status is Status.IMPLEMENTED or listed:
+        is_replaced = support.vnnlib_replaces and has_vnnlib
+        if not is_replaced:
+            return True
     return given.key in key_table() and same_value(given.value, key_table()[given.key].default)

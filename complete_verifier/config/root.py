@@ -32,3 +32,9 @@ class Config(Section):
     attack: AttackConfig = field(default_factory=AttackConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    @property
+    def asks_about_data(self) -> bool:
+        """Whether the properties are stated around the examples of a data set."""
+        stated = self.general.csv_name or self.specification.vnnlib_path
+        return bool(self.data.dataset) and not stated

@@ -18,7 +18,7 @@ class SpecificationConfig(Section):
         "lp", "--spec_type", "Input set: an Lp ball, a box, or bounds from the data loader."
     )
     robustness_type: Literal[
-        "verified-acc", "runnerup", "clean-acc", "specify-target", "all-positive"
+        "verified-acc", "runnerup", "clean-runnerup", "clean-acc", "specify-target", "all-positive"
     ] = option("verified-acc", "--robustness_type", "Labels that an image is verified against.")
     norm: float = option(float("inf"), "--norm", "Order of the Lp ball: 1, 2 or .inf.", at_least=1)
     epsilon: float | None = option(

@@ -35,7 +35,7 @@ class Support:
     `refused`: values that are refused although the row says otherwise.
     `instead`: the value one is replaced with (an alias, or what is used in place of an ignored
     value), so that no other code meets it.
-    `vnnlib_replaces`: refused only where no VNN-LIB file states the property.
+    `vnnlib_replaces`: has no effect where a VNN-LIB file states the property.
     """
 
     status: Status
@@ -52,8 +52,7 @@ _NO_CUTS = "cutting planes are not part of this release"
 _NO_CLIPPING = "domain clipping is not part of this release"
 _NEAREST_METHOD = "the nearest method of this release is used"
 _ONE_FORWARD = "forward bounds keep one symbol per input and error, as many as memory allows"
-_NO_DATASETS = "properties come from VNN-LIB files in this release; give specification.vnnlib_path"
-_NO_PYTORCH = "networks are read from ONNX in this release; give model.onnx_path"
+_NO_PICKLES = "pickled properties are not read in this release; give VNN-LIB files or .npy arrays"
 NO_CALLABLES = "functions named in a config are not run in this release; remove the key"
 _NO_INVPROP = "output constraints in inner bounds are not part of this release; remove the key"
 _NO_GAMA = "only plain PGD is part of this release"
@@ -74,8 +73,10 @@ def _refused(effect: str) -> Support:
     return Support(Status.REFUSED, effect)
 
 
-def _refused_without_vnnlib(effect: str) -> Support:
-    return Support(Status.REFUSED, effect, vnnlib_replaces=True)
+def _without_vnnlib(effect: str = "", *, implemented: tuple[Any, ...] = ()) -> Support:
+    """Honoured (or, with an effect, only the values listed) where no VNN-LIB file is given."""
+    status = Status.REFUSED if effect else Status.IMPLEMENTED
+    return Support(status, effect, implemented, vnnlib_replaces=True)
 
 
 _METHODS = Support(
@@ -130,8 +131,8 @@ SUPPORT: Mapping[str, Support] = {
     "general.adhoc_tuning": _ignored(_FASTER_ONLY),
     "general.result_json": _DONE,
     "general.measure_memory": _DONE,
-    "model.name": _refused(_NO_PYTORCH),
-    "model.path": _refused(_NO_PYTORCH),
+    "model.name": _DONE,
+    "model.path": _DONE,
     "model.onnx_path": _DONE,
     "model.onnx_path_prefix": _DONE,
     "model.cache_onnx_conversion": _ignored(_FASTER_ONLY),
@@ -148,21 +149,29 @@ SUPPORT: Mapping[str, Support] = {
     "data.start": _DONE,
     "data.end": _DONE,
     "data.select_instance": _DONE,
-    "data.num_outputs": _refused_without_vnnlib(_NO_DATASETS),
-    "data.mean": _refused("inputs are not normalised in this release; put it into the ONNX file"),
-    "data.std": _refused("inputs are not normalised in this release; put it into the ONNX file"),
-    "data.pkl_path": _refused(_NO_DATASETS),
-    "data.dataset": _refused_without_vnnlib(_NO_DATASETS),
-    "data.data_idx_file": _refused(_NO_DATASETS),
-    "specification.type": _refused_without_vnnlib(_NO_DATASETS),
-    "specification.robustness_type": _refused_without_vnnlib(_NO_DATASETS),
-    "specification.norm": _refused_without_vnnlib(_NO_DATASETS),
-    "specification.epsilon": _refused_without_vnnlib(_NO_DATASETS),
-    "specification.epsilon_min": _refused_without_vnnlib(_NO_DATASETS),
+    "data.num_outputs": _without_vnnlib(),
+    "data.mean": _without_vnnlib(),
+    "data.std": _without_vnnlib(),
+    "data.pkl_path": _refused(_NO_PICKLES),
+    "data.dataset": _without_vnnlib(),
+    "data.data_idx_file": _without_vnnlib(),
+    "specification.type": _without_vnnlib(
+        "only lp and box are part of this release", implemented=("lp", "box")
+    ),
+    "specification.robustness_type": _without_vnnlib(
+        "only verified-acc, runnerup, clean-runnerup and all-positive are part of this release",
+        implemented=("verified-acc", "runnerup", "clean-runnerup", "all-positive"),
+    ),
+    "specification.norm": _without_vnnlib(
+        "only the norms 1, 2 and .inf are part of this release",
+        implemented=(1.0, 2.0, float("inf")),
+    ),
+    "specification.epsilon": _without_vnnlib(),
+    "specification.epsilon_min": _without_vnnlib("balls without a middle are not supported"),
     "specification.vnnlib_path": _DONE,
     "specification.vnnlib_path_prefix": _DONE,
     "specification.shrink_eps": _refused("it changes the input set of the property"),
-    "specification.rhs_offset": _refused("it changes the output constraints of the property"),
+    "specification.rhs_offset": _DONE,
     "solver.batch_size": _DONE,
     "solver.auto_enlarge_batch_size": _DONE,
     "solver.batched_crown_auto_enlarge_max_vram_ratio": _ignored(_LESS_MEMORY_ONLY),

@@ -7,6 +7,7 @@ by running the module once on tensors that have a shape and no values.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,8 @@ def _check_precision(module: nn.Module, name: str) -> None:
 
 def _check_path(module: nn.Module, example: Tensor, name: str) -> None:
     """Refuse a module that looks at values to choose what it computes."""
+    # Where the start of the program put off the kernels for such tensors, this loads them.
+    importlib.util.find_spec("torch._dynamo")
     shapes_only = {
         key: tensor.detach().to("meta")
         for key, tensor in (*module.named_parameters(), *module.named_buffers())

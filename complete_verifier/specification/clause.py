@@ -5,13 +5,14 @@ Shape letters: M rows of the clause, O outputs of the network (flat), B points.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 
 from complete_verifier.specification.errors import SpecificationError
-from complete_verifier.specification.exact import Exact
+from complete_verifier.specification.exact import Exact, round_up
 
 _EPSILON = float(np.finfo(np.float64).eps)
 _TINY = float(np.finfo(np.float64).smallest_subnormal)
@@ -109,6 +110,20 @@ class Clause:
                 raise SpecificationError(
                     f"clause: rhs {rounded!r} lies below its exact bound {exact}; round it up"
                 )
+
+    def shifted(self, offset: float) -> Clause:
+        """The clause with `offset` added to every bound, exactly: above 0 more outputs satisfy it.
+
+        Raises:
+            SpecificationError: a bound leaves the range of float64.
+        """
+        given: Sequence[Exact] = self.exact_rhs or self.rhs.tolist()
+        exact = tuple(Fraction(bound) + Fraction(offset) for bound in given)
+        try:
+            rhs = np.array([round_up(bound)[0] for bound in exact])
+        except OverflowError:
+            raise SpecificationError(f"rhs_offset: {offset:g} moves a bound beyond 1e308") from None
+        return Clause(self.coefficients, rhs, self.strict, exact)
 
     @property
     def num_rows(self) -> int:

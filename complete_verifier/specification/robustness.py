@@ -68,12 +68,20 @@ class Robustness:
     shape: tuple[int, ...] = ()
     """Of the centre as it was given, without batch; empty where it is not known."""
 
+    num_outputs: int | None = None
+    """What the network must have; None is any number."""
+
     def for_network(self, num_outputs: int, scores: Scores) -> Specification:
         """The property over `num_outputs` outputs.
 
         Raises:
             SpecificationError: a label or target is no output; a single output has no rival.
         """
+        if self.num_outputs not in (None, num_outputs):
+            raise SpecificationError(
+                f"{self.source}: data.num_outputs is {self.num_outputs}, but the network has "
+                f"{num_outputs} outputs. Correct it or remove it."
+            )
         clauses = tuple(
             Clause(coefficients=row[None], rhs=np.zeros(1))
             for row in self._rows(num_outputs, scores)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,6 +74,14 @@ class Specification:
     ) -> Specification:
         """Itself: unlike a `Robustness`, it needs to know nothing of the network."""
         return self
+
+    def shifted(self, offset: float) -> Specification:
+        """The property with `offset` added to the right side of every output constraint."""
+        regions = tuple(
+            replace(region, clauses=tuple(clause.shifted(offset) for clause in region.clauses))
+            for region in self.regions
+        )
+        return replace(self, regions=regions)
 
     @property
     def num_clauses(self) -> int:

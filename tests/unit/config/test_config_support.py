@@ -52,15 +52,12 @@ def test_ignored_keys_are_listed_once_with_their_effect(load) -> None:
 
 
 REFUSED = {
-    "data.mean": ("--mean", "0.5"),
     "data.pkl_path": ("--pkl_path", "a.pkl"),
-    "data.dataset": ("--dataset", "CIFAR"),
-    "model.name": ("--model", "resnet2b"),
-    "model.path": ("--load_model", "a.pth"),
     "model.onnx_loader": ("--onnx_loader", 'Customized("m", "f")'),
-    "specification.epsilon": ("--epsilon", "0.1"),
-    "specification.norm": ("--norm", "2"),
-    "specification.rhs_offset": ("--rhs_offset", "0.1"),
+    "specification.type": ("--spec_type", "bound"),
+    "specification.robustness_type": ("--robustness_type", "specify-target"),
+    "specification.norm": ("--norm", "3"),
+    "specification.epsilon_min": ("--epsilon_min", "0.1"),
     "specification.shrink_eps": ("--shrink_eps", "0.1"),
     "solver.invprop.tighten_input_bounds": ("--tighten_input_bounds", "true"),
     "bab.branching.input_split.update_rhs_with_attack": (
@@ -116,14 +113,22 @@ def test_a_vnnlib_file_replaces_the_ball_around_an_image(flags: list[str], load)
     )
 
 
-def test_normalisation_is_refused_even_with_a_vnnlib_file(error_text) -> None:
-    text = error_text("data:\n  std: [0.2, 0.2, 0.2]\n", "--csv_name", "a.csv")
-    assert text.startswith("data.std: [0.2, 0.2, 0.2] is not supported (x.yaml:2)")
+def test_a_vnnlib_file_speaks_of_what_the_network_reads(load) -> None:
+    """The file's box is the network's input; there is nothing left to normalise."""
+    loaded = load("data:\n  std: [0.2, 0.2, 0.2]\n", "--csv_name", "a.csv")
+    assert loaded.ignored == ("data.std",)
 
 
-def test_a_batch_turned_off_states_no_property(error_text) -> None:
+def test_a_batch_turned_off_leaves_the_data_set(load) -> None:
     text = "general:\n  csv_name: a.csv\ndata:\n  dataset: CIFAR\n"
-    assert error_text(text, "--csv_name", "").startswith("data.dataset: CIFAR is not supported")
+    loaded = load(text, "--csv_name", "")
+    assert loaded.ignored == () and loaded.config.asks_about_data
+    assert not load(text).config.asks_about_data
+
+
+@pytest.mark.parametrize("word", ["1", "2", ".inf"])
+def test_norms_with_bounds_are_honoured(word: str, load) -> None:
+    assert load(None, "--norm", word).ignored == ()
 
 
 @pytest.mark.parametrize(

@@ -76,3 +76,14 @@ def test_a_radius_per_coordinate() -> None:
     np.testing.assert_array_equal(
         statement.region.upper - statement.region.lower > 0, [True, False, True, False]
     )
+
+
+def test_an_offset_moves_every_bound_exactly() -> None:
+    property_ = Specification.linf(X, 0.1, 0).for_network(2, no_scores)
+    (region,) = property_.shifted(0.5).regions
+    assert region.violated_by(np.array([1.0, 0.5]))
+    assert not region.violated_by(np.array([1.0, np.nextafter(0.5, 0)]))
+    (tighter,) = property_.shifted(-0.5).regions
+    assert not tighter.violated_by(np.array([1.0, 1.0]))
+    tenth = property_.shifted(0.1).regions[0].clauses[0]
+    assert tenth.exact_rhs is not None and tenth.shifted(-0.1).satisfied_by(np.array([1.0, 1.0]))
