@@ -6,6 +6,10 @@ moves α along the gradient of the sum of the open specification rows' lower bou
 in [0, 1] are sound, so the best seen is kept: per row for the specification, per element for
 intermediate bounds.
 
+Where ranks divide the rows among them (`BoundOptions.row_ranks`), a row's α, its coefficients and
+Adam's moments live on its rank alone. Bounds are gathered as each node is done; their adjoint hands
+every rank the gradient of its rows, summed over what all ranks made of them.
+
 Reference: Xu et al. 2021 (arXiv 2011.13824), section 3. Differs: what one iteration proves of an
 intermediate neuron is kept for all later iterations.
 """
@@ -13,7 +17,7 @@ intermediate neuron is kept for all later iterations.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,6 +35,7 @@ from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
 from auto_LiRPA_patches.engine.schedule import elements_to_bound, put, sides
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
+from auto_LiRPA_patches.sharding.row_share import RowNeed, RowSplit
 
 OpenRows = Callable[[Tensor], Tensor]
 """Tells for lower bounds ``[S, B]`` which rows are still worth improving, ``[S, B]`` bool."""
@@ -38,20 +43,23 @@ OpenRows = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The rows of one start node with their α.
+    """This rank's rows of one start node with their α.
 
     Attributes:
         node: where the rows start.
-        rows: S functionals of the node.
+        split: which of the node's S functionals are this rank's, S'.
+        rows: those S' functionals.
         cut: how they are computed.
-        alphas: per chunk and activation, ``[K, S_chunk, B, F]`` leaf tensors in [0, 1].
-        elements: ``[S / 2]`` elements of the node the rows bound from both sides; None for the
-            specification.
+        alphas: per chunk and activation, ``[K, S_chunk, B, F]`` leaf tensors in [0, 1]. As many
+            chunks on all ranks; the last ones may be empty.
+        elements: ``[S / 2]`` elements of the node that all ranks' rows bound from both sides; None
+            for the specification.
         recompute: whether the gradient pass computes each chunk's coefficients anew instead of
             keeping them.
     """
 
     node: int
+    split: RowSplit
     rows: Rows
     cut: Chunking
     alphas: tuple[dict[int, Tensor], ...]
@@ -59,19 +67,52 @@ class RowBlock:
     recompute: bool
 
     def bounds(self, state: Relaxations, out_of_time: Callable[[float], bool] = never) -> Tensor:
-        """Lower bounds ``[S, B]``, differentiable in α and in the bounds behind `state`.
+        """Lower bounds ``[S', B]``, differentiable in α and in the bounds behind `state`.
 
         Raises:
             OutOfTimeError: the clock ran out before one of the chunks.
         """
         parts = []
-        ranges = self.cut.ranges(self.rows.count)
-        for (start, stop), alphas in zip(ranges, self.alphas, strict=True):
+        for (start, stop), alphas, own in zip(
+            self.ranges(), self.alphas, self._states(state), strict=True
+        ):
             if out_of_time(0.0):
                 raise OutOfTimeError(f"out of time at {state.graph.nodes[self.node].name}.")
-            part = self._chunk(state, self.rows.narrow(start, stop), alphas)
+            part = self._chunk(own, self.rows.narrow(start, stop), alphas)
             parts.append(part[: self.rows.count - start])
         return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """This rank's rows per chunk."""
+        return self.cut.ranges(self.rows.count, self.cut.chunks(self.split.most))
+
+    def joined(self, alphas: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+        """All ranks' rows of what each keeps per chunk, as `alphas`: ``[K, S, B, F]``, replicated.
+
+        No gradient.
+        """
+        found = {}
+        for index in alphas[0]:
+            own = torch.cat([chunk[index].detach() for chunk in alphas], dim=1)
+            rows = own[:, : self.rows.count].transpose(0, 1)
+            found[index] = self.split.gather(rows).transpose(0, 1).contiguous()
+        return found
+
+    def _states(self, state: Relaxations) -> list[Relaxations]:
+        """What each chunk computes with; bounds that carry a gradient may be its own aliases."""
+        moving = [
+            node
+            for node in state.graph.bounded
+            if node < self.node and state.bounds[node].lower.requires_grad
+        ]
+        chunks = len(self.alphas)
+        if not moving or self.split.tile_rows is None or not torch.is_grad_enabled():
+            return [state] * chunks
+        sides_of = [side for n in moving for side in (state.bounds[n].lower, state.bounds[n].upper)]
+        return [
+            state.over({n: Interval(*own[2 * k : 2 * k + 2]) for k, n in enumerate(moving)})
+            for own in self.split.among_tiles(sides_of, chunks)
+        ]
 
     def _chunk(self, state: Relaxations, rows: Rows, alphas: dict[int, Tensor]) -> Tensor:
         def run(*tensors: Tensor) -> Tensor:
@@ -198,9 +239,11 @@ class _Optimization:
         self.bound_options, self.options = bound_options, options
         self.features = dict(start.features)
         self.reference = {node: start.bounds[node].detach() for node in self.graph.bounded}
+        self.spec_rows = rows
         self.blocks: dict[int, RowBlock] = {}
         with counted_as(MemoryKind.MULTIPLIERS):
-            self.spec = _row_block(start, self.graph.output, rows, None, bound_options)
+            all_rows, split = _Start(self.graph.output, rows), bound_options.share.split(rows.count)
+            self.spec = _row_block(start, all_rows, split, bound_options)
         self.adam = self._adam()
         self.fixed: Relaxations | None = None
         shape = (rows.count, self.box.lower.shape[0])
@@ -225,14 +268,17 @@ class _Optimization:
     def evaluate(self, open_rows: OpenRows) -> float:
         """Bound with the current α; keep the best; return what open rows gained by it, summed."""
         state = self._state()
-        lower = self.spec.bounds(state, self.out_of_time)
-        better = lower.detach() > self.best
-        gained = (lower.detach() - self.best) * better
-        self._keep(lower.detach(), better)
+        own = self.spec.bounds(state, self.out_of_time)
+        split = self.spec.split
+        lower = split.gather(own.detach())
+        better = lower > self.best
+        gained = (lower - self.best) * better
+        self._keep(lower, better)
         wanted = open_rows(self.best)
         self.finished = not bool(wanted.any())
-        open_lower = torch.where(wanted, lower, torch.zeros_like(lower))
-        self.loss = -open_lower.sum() if lower.requires_grad else None
+        # What is minimised is the sum over all ranks of their losses.
+        open_lower = torch.where(wanted[split.start : split.stop], own, torch.zeros_like(own))
+        self.loss = -open_lower.sum() if own.requires_grad else None
         return float(gained[wanted].nan_to_num(nan=0.0).sum())
 
     def _state(self) -> Relaxations:
@@ -244,7 +290,8 @@ class _Optimization:
             bounds = self.reference[node]
             block = self.blocks.get(node)
             if block is not None and block.elements is not None:
-                refined = sides(block.bounds(state, self.out_of_time))
+                own = block.bounds(state, self.out_of_time)
+                refined = sides(block.split.gather(own))
                 bounds = put(self.graph, node, bounds, block.elements, refined).intersect(bounds)
                 name = self.graph.nodes[node].name
                 bounds = self.graph.neurons.require_sound(node, name, bounds)
@@ -267,29 +314,15 @@ class _Optimization:
             state = Relaxations(self.graph, self.box, self.features)
             for node in self.graph.bounded:
                 state.set_bounds(node, self.reference[node])
-            last = self.spec.bounds(state)
+            last = self.spec.split.gather(self.spec.bounds(state))
             self.best = torch.where(last > self.best, last, self.best)
-        alphas = {
-            index: torch.cat([chunk[index] for chunk in self.best_alphas], dim=1)[
-                :, : self.best.shape[0]
-            ]
-            for index in self.best_alphas[0]
+        inner = {
+            node: (block.elements, block.joined(block.alphas))
+            for node, block in (self.blocks.items() if self.keep_inner else ())
+            if block.elements is not None
         }
-        return AlphaResult(
-            self.best, dict(self.reference), alphas, taken, timed_out, self._inner_alphas()
-        )
-
-    def _inner_alphas(self) -> dict[int, tuple[Tensor, dict[int, Tensor]]]:
-        found = {}
-        for node, block in self.blocks.items() if self.keep_inner else ():
-            if block.elements is not None and block.alphas:
-                joined = {
-                    index: torch.cat([chunk[index].detach() for chunk in block.alphas], dim=1)
-                    for index in block.alphas[0]
-                }
-                count = block.rows.count
-                found[node] = block.elements, {i: a[:, :count] for i, a in joined.items()}
-        return found
+        alphas = self.spec.joined(self.best_alphas)
+        return AlphaResult(self.best, dict(self.reference), alphas, taken, timed_out, inner)
 
     def _adam(self) -> ProjectedAdam:
         """An optimiser of every α there is."""
@@ -311,11 +344,11 @@ class _Optimization:
 
     def _keep(self, lower: Tensor, better: Tensor) -> None:
         self.best = torch.where(better, lower, self.best)
-        ranges = self.spec.cut.ranges(self.spec.rows.count)
+        mine = better[self.spec.split.start : self.spec.split.stop]
         for (start, stop), own, kept in zip(
-            ranges, self.spec.alphas, self.best_alphas, strict=True
+            self.spec.ranges(), self.spec.alphas, self.best_alphas, strict=True
         ):
-            chosen = better[start:stop]
+            chosen = mine[start:stop]
             if not bool(chosen.any()):
                 continue
             count = chosen.shape[0]
@@ -325,26 +358,51 @@ class _Optimization:
                 target.copy_(torch.where(chosen[None, :, :, None], current, target))
 
     def _blocks(self, start: Relaxations, options: BoundOptions) -> dict[int, RowBlock]:
-        blocks: dict[int, RowBlock] = {}
         if options.intermediate != "crown":
-            return blocks
+            return {}
+        starts = [_Start(self.graph.output, self.spec_rows)]
         for node in self.graph.bounded:
             if not self.graph.is_refined(node):
                 continue
             elements = elements_to_bound(self.graph, node, self.reference[node], options)
             if elements.numel():
                 rows = NeuronRows.both_sides(elements, self.box.lower.dtype)
-                blocks[node] = _row_block(start, node, rows, elements, options)
-        return blocks
+                starts.append(_Start(node, rows, elements))
+        needs = [RowNeed(s.rows.count, saved_elements(self.graph, s.node)) for s in starts]
+        splits = options.share.split_all(needs)  # of the specification it is the one it has
+        return {
+            own.node: _row_block(start, own, split, options)
+            for own, split in zip(starts[1:], splits[1:], strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class _Start:
+    """All rows of one start node, and the elements of it they bound (see `RowBlock`)."""
+
+    node: int
+    rows: Rows
+    elements: Tensor | None = None
 
 
 def _row_block(
-    start: Relaxations, node: int, rows: Rows, elements: Tensor | None, options: BoundOptions
+    start: Relaxations, rows: _Start, split: RowSplit, options: BoundOptions
 ) -> RowBlock:
-    graph, batch = start.graph, start.box.lower.shape[0]
-    cut = chunking(graph, node, batch, options)
+    """This rank's rows of a start node, with α that give CROWN's lines."""
+    graph, node, batch = start.graph, rows.node, start.box.lower.shape[0]
+    size = start.box.lower.element_size()
+    kept = size * batch * split.most * saved_elements(graph, node)
+    block = RowBlock(
+        node=node,
+        split=split,
+        rows=rows.rows.narrow(split.start, split.stop),
+        cut=chunking(graph, node, batch, options),
+        alphas=(),
+        elements=rows.elements,
+        recompute=options.memory_bytes is not None and kept > options.memory_bytes,
+    )
     alphas = []
-    for first, last in cut.ranges(rows.count):
+    for first, last in block.ranges():
         chunk: dict[int, Tensor] = {}
         for index in _relaxed_below(graph, node):
             found = start.activation(index)
@@ -357,10 +415,7 @@ def _row_block(
                 expanded = initial.unsqueeze(1).expand(-1, last - first, -1, -1)
                 chunk[index] = expanded.contiguous()
         alphas.append(chunk)
-    size = start.box.lower.element_size()
-    kept = size * batch * rows.count * saved_elements(graph, node)
-    recompute = options.memory_bytes is not None and kept > options.memory_bytes
-    return RowBlock(node, rows, cut, tuple(alphas), elements, recompute)
+    return replace(block, alphas=tuple(alphas))
 
 
 def _relaxed_below(graph: Graph, node: int) -> list[int]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.row_share import RowShare
+
 
 def never(ahead_seconds: float = 0.0) -> bool:
     """A clock that never runs out."""
@@ -26,6 +29,8 @@ class BoundOptions:
             (`general.sparse_interm`).
         sparse_alpha: keep α only for neurons that are unstable (`general.sparse_alpha`).
         intermediate: `crown`, or `ibp` for CROWN-IBP.
+        row_ranks: the ranks that divide the rows of each node among them, with coefficients and α
+            (`parallel.shard_specs`); all make the same calls with the same arguments.
         out_of_time: asked between steps whether the clock runs out within so many seconds from
             now; the same answer on all ranks.
         progress: called with a short sentence as long steps advance.
@@ -37,8 +42,14 @@ class BoundOptions:
     sparse_rows: bool = True
     sparse_alpha: bool = True
     intermediate: str = "crown"
+    row_ranks: Communicator = Communicator.single("rows")
     out_of_time: Callable[[float], bool] = never
     progress: Callable[[str], None] | None = None
+
+    @property
+    def share(self) -> RowShare:
+        """How rows are divided: among `row_ranks`, whole tiles where there are any."""
+        return RowShare(self.row_ranks, self.tile_rows)
 
 
 @dataclass(frozen=True, kw_only=True)

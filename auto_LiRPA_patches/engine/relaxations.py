@@ -55,6 +55,10 @@ class Relaxations:
                 )
         return self.bounds[node]
 
+    def over(self, bounds: Mapping[int, Interval]) -> Relaxations:
+        """The same with other bounds of some nodes; its relaxations are made anew."""
+        return Relaxations(self.graph, self.box, self.features, {**self.bounds, **bounds})
+
     def set_bounds(self, node: int, bounds: Interval) -> None:
         """Replace what is known of `node`; nodes above it are computed afterwards."""
         self.bounds[node] = bounds

@@ -145,11 +145,17 @@ class Chunking:
     rows: int
     padded: bool = False
 
-    def ranges(self, count: int) -> Iterator[tuple[int, int]]:
+    def chunks(self, count: int) -> int:
+        """How many chunks `count` rows are; no rows at all are one, an empty one."""
+        return max(1, -(-count // self.rows))
+
+    def ranges(self, count: int, chunks: int = 1) -> Iterator[tuple[int, int]]:
         """Half-open row ranges covering ``0 .. count``; padded ones may end beyond it.
 
-        No rows at all are one empty range: a rank without rows takes the same steps as the others.
+        Empty ranges make them at least `chunks`: a rank with fewer rows takes the same steps as
+        the others.
         """
-        for start in range(0, max(count, 1), self.rows):
-            stop = start + self.rows
-            yield start, stop if self.padded else min(stop, count)
+        for number in range(max(self.chunks(count), chunks)):
+            start = min(number * self.rows, count)
+            stop = min(start + self.rows, count)
+            yield start, start + self.rows if self.padded and start < stop else stop

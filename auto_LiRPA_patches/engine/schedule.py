@@ -6,7 +6,7 @@ that leaves unstable are bounded by backward passes in row chunks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -90,18 +90,43 @@ def bound_rows(
 ) -> Tensor:
     """Lower bounds ``[S, B]`` of `rows` at `node` with CROWN's own lines, chunk by chunk.
 
+    Each of `options.row_ranks` computes its share; the result is replicated. No gradient.
+
     Raises:
         OutOfTimeError: the clock ran out between two chunks.
     """
+
+    def bound(chunk: Rows) -> Tensor:
+        return lower_bounds(state.graph, state.box, node, chunk, lambda i: state.lines(i, None))
+
+    return by_chunks(state.graph.nodes[node].name, rows, bound, cut, options)
+
+
+def by_chunks(
+    place: str,
+    rows: Rows,
+    compute: Callable[[Rows], Tensor],
+    cut: Chunking,
+    options: BoundOptions,
+) -> Tensor:
+    """``compute(rows) [S, *rest]`` of all rows, each rank's share chunk by chunk; no gradient.
+
+    Args:
+        place: where the rows start, for messages.
+        compute: gives one result per row of a chunk; may gather weights, and nothing else.
+
+    Raises:
+        OutOfTimeError: the clock ran out between two chunks.
+    """
+    split = options.share.split(rows.count)
+    own = rows.narrow(split.start, split.stop)
     parts = []
-    for start, stop in cut.ranges(rows.count):
+    for start, stop in cut.ranges(own.count, cut.chunks(split.most)):
         if options.out_of_time(0.0):
-            raise OutOfTimeError(f"out of time at {state.graph.nodes[node].name}, row {start}.")
-        part = lower_bounds(
-            state.graph, state.box, node, rows.narrow(start, stop), lambda i: state.lines(i, None)
-        )
-        parts.append(part[: rows.count - start])
-    return torch.cat(parts) if len(parts) != 1 else parts[0]
+            raise OutOfTimeError(f"out of time at {place}, row {split.start + start}.")
+        with torch.no_grad():
+            parts.append(compute(own.narrow(start, stop))[: own.count - start])
+    return split.gather(torch.cat(parts) if len(parts) != 1 else parts[0])
 
 
 def interval_rows(state: Relaxations, rows: Rows) -> Tensor:

@@ -19,7 +19,12 @@ R in the tables of this package is the number of ranks in the group.
 """
 
 from auto_LiRPA_patches.sharding.collectives.communicator import Communicator, PendingGather
-from auto_LiRPA_patches.sharding.collectives.differentiable import gather_rows, sum_over_ranks
+from auto_LiRPA_patches.sharding.collectives.differentiable import (
+    gather_rows,
+    gather_rows_of_whole,
+    share_among_tiles,
+    sum_over_ranks,
+)
 from auto_LiRPA_patches.sharding.collectives.replicated import own_columns, total_of_parts
 from auto_LiRPA_patches.sharding.collectives.world import Backend, Ranks, start, stop
 
@@ -30,6 +35,8 @@ __all__ = [
     "Ranks",
     "gather_rows",
     "own_columns",
+    "gather_rows_of_whole",
+    "share_among_tiles",
     "start",
     "stop",
     "sum_over_ranks",

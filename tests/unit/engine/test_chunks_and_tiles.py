@@ -49,13 +49,14 @@ def test_chunks_cover_every_row_once(cut: tuple[int, int], padded: bool) -> None
     covered = [row for start, stop in ranges for row in range(start, min(stop, count))]
     assert covered == list(range(count))
     for start, stop in ranges:
-        assert stop - start == rows if padded else stop <= count
+        assert stop - start == (rows if count else 0) if padded else stop <= count
 
 
-@pytest.mark.parametrize(("padded", "expected"), [(False, (0, 0)), (True, (0, 3))])
-def test_no_rows_are_one_empty_chunk(padded: bool, expected: tuple[int, int]) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_where_rows_are_missing_there_are_empty_chunks(padded: bool) -> None:
     """Under sharded weights every rank must make the same calls, also one without rows."""
-    assert list(Chunking(3, padded).ranges(0)) == [expected]
+    assert list(Chunking(3, padded).ranges(0)) == [(0, 0)]
+    assert list(Chunking(3, padded).ranges(6, chunks=4)) == [(0, 3), (3, 6), (6, 6), (6, 6)]
 
 
 def test_rows_beyond_the_last_are_zero() -> None:

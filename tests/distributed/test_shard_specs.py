@@ -1,0 +1,255 @@
+"""CROWN and α-CROWN with rows divided over 2, 3 and 4 ranks against one rank.
+
+In tiles nothing may depend on the number of ranks, not a bit: bounds of all nodes, α, and so the
+whole optimisation. Otherwise sums are rounded differently: CROWN within 1e-6, α-CROWN within 1e-5
+of what is larger than one, after 20 steps. A failure means that ranks prove something about other
+relaxations than they optimise, or that a verdict depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auto_LiRPA_patches.engine.alpha import optimize_alpha
+from auto_LiRPA_patches.engine.graph import Graph
+from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
+from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks, differentiable
+from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
+from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
+from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
+from auto_LiRPA_patches.sharding.row_share import RowSplit
+from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
+from tests.distributed.ranks import RankPool
+from tests.unit.engine import nets
+
+pytestmark = pytest.mark.distributed
+
+WORLDS = (2, 3, 4)
+TILE = 16
+IN_TILES = BoundOptions(tile_rows=TILE)
+IN_CHUNKS = BoundOptions(chunk_rows=40)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network and how it is bounded.
+
+    Attributes:
+        name: of `nets`, "wide" or "wide conv".
+        radius: of the boxes.
+        options: how bounds are computed.
+        alpha: how α is optimised.
+        fsdp: weights are sharded too.
+        rows: so many functionals at most.
+        plant: name of a bug of `BUGS`.
+    """
+
+    name: str
+    radius: float = 0.4
+    options: BoundOptions = IN_TILES
+    alpha: AlphaOptions = AlphaOptions(iterations=3, final_first=2)
+    fsdp: bool = False
+    rows: int = 1000
+    plant: str = ""
+
+
+def _module(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    torch.manual_seed(5)
+    if name == "wide":  # products whose bits depend on their number of rows
+        return nets.mlp(20, 96, 64, 64, 6), (20,)
+    if name == "wide conv":
+        parts = [nn.Conv2d(2, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1)]
+        return nn.Sequential(*parts, nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 5)), (2, 8, 8)
+    return nets.make(name, seed=5)
+
+
+def _graph(ranks: Ranks, case: Case) -> Graph:
+    weights = ShardedWeights(ranks.data, prefetch=True) if case.fsdp else OneRankWeights()
+    return nets.graph_of(*_module(case.name), torch.float32, weights)
+
+
+# -- planted bugs: what a rank does instead --------------------------------------------------
+
+
+def _adjoint_not_summed(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    start = sum(ctx.sizes[: ctx.communicator.rank])
+    return grads[0][start : start + ctx.sizes[ctx.communicator.rank]], None, None
+
+
+def _tiles_not_summed(communicator: Communicator, table: Tensor, tiles: object) -> Tensor:
+    return table.sum(0)
+
+
+def _tiles_summed_by_rank(communicator: Communicator, table: Tensor, tiles: object) -> Tensor:
+    return communicator.all_reduce_sum(table.sum(0))
+
+
+_SUM = differentiable._sum_in_order
+_GATHER = RowSplit.gather
+
+
+def _tiles_summed_twice(communicator: Communicator, table: Tensor, tiles: Any) -> Tensor:
+    return _SUM(communicator, table, tiles) * 2
+
+
+def _rows_swapped(split: RowSplit, own: Tensor) -> Tensor:
+    return _GATHER(split, own).roll(1, 0)
+
+
+BUGS: dict[str, tuple[Any, str, Any]] = {
+    "adjoint not summed": (
+        differentiable._GatherRows,
+        "backward",
+        staticmethod(_adjoint_not_summed),
+    ),
+    "tiles not summed": (differentiable, "_sum_in_order", _tiles_not_summed),
+    "tiles summed by rank": (differentiable, "_sum_in_order", _tiles_summed_by_rank),
+    "tiles summed twice": (differentiable, "_sum_in_order", _tiles_summed_twice),
+    "rows swapped": (RowSplit, "gather", _rows_swapped),
+}
+
+
+# -- run by every rank -----------------------------------------------------------------------
+
+
+def all_bounds(ranks: Ranks, case: Case) -> dict[str, Tensor]:
+    """Every bound and α that is left at the end, and CROWN's before."""
+    if not case.plant:
+        return _bounds(ranks, case)
+    owner, name, bug = BUGS[case.plant]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, bug)
+        return _bounds(ranks, case)
+
+
+def _bounds(ranks: Ranks, case: Case) -> dict[str, Tensor]:
+    graph = _graph(ranks, case)
+    torch.manual_seed(6)
+    box = nets.boxes(graph.input_shape, 1, case.radius, torch.float32)
+    matrix = nets.signed_outputs(graph)[: case.rows]
+    options = replace(case.options, row_ranks=ranks.data)
+    state, lower = nets.crown(graph, box, matrix, options)
+    found = {"crown": lower, **_inner("crown", state.bounds, graph)}
+    rows = nets.spec_rows(graph, matrix)
+    result = optimize_alpha(state, rows, nets.everything_open, options, case.alpha)
+    assert result.iterations == case.alpha.iterations + case.alpha.final_first
+    found |= {"alpha": result.lower, **_inner("alpha", result.bounds, graph)}
+    found |= {f"slopes {index}": alpha for index, alpha in result.alphas.items()}
+    for node, (_, alphas) in result.inner.items():
+        found |= {f"slopes {node} {index}": alpha for index, alpha in alphas.items()}
+    return found
+
+
+def _inner(method: str, bounds: Any, graph: Graph) -> dict[str, Tensor]:
+    own: dict[str, Interval] = {f"{method} {node}": bounds[node] for node in graph.bounded}
+    return {key: torch.stack([value.lower, value.upper]) for key, value in own.items()}
+
+
+def multiplier_bytes(ranks: Ranks) -> int:
+    """Peak bytes of α with all that belongs to it."""
+    case = Case("wide", options=BoundOptions())
+    graph = _graph(ranks, case)
+    box = nets.boxes(graph.input_shape, 1, case.radius, torch.float32)
+    options = replace(case.options, row_ranks=ranks.data)
+    with MemoryMeter() as meter:
+        nets.alpha_crown(graph, box, nets.signed_outputs(graph), case.alpha, options)
+    return meter.peak_by_kind[MemoryKind.MULTIPLIERS]
+
+
+# -- tests -----------------------------------------------------------------------------------
+
+
+def _compare(
+    pool: RankPool, case: Case, same: Callable[[str, Tensor, Tensor], bool], worlds: Any = WORLDS
+) -> list[str]:
+    """What differs on some rank of some world from one rank's."""
+    (alone,) = pool.run(all_bounds, 1, replace(case, plant=""))
+    if not bool((alone["alpha"] > alone["crown"]).any()):
+        raise ValueError("α-CROWN improved nothing")
+    found = []
+    for world_size in worlds:
+        for rank, other in enumerate(pool.run(all_bounds, world_size, case, timeout=120)):
+            assert other.keys() == alone.keys()
+            found += [
+                f"{key} on rank {rank} of {world_size}"
+                for key in alone
+                if not same(key, other[key], alone[key])
+            ]
+    return found
+
+
+def _bits(_: str, one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one, other)
+
+
+def _near(key: str, one: Tensor, other: Tensor) -> bool:
+    """Near, as far as the functionals depend on it.
+
+    Where the gradient is nearly zero rounding decides where Adam goes: slopes may be anywhere, and
+    bounds of neurons that hardly matter differ as much between two sizes of chunks on one rank.
+    """
+    if key.startswith("slopes"):
+        return one.shape == other.shape
+    limit = {"crown": 1e-6, "alpha": 1e-5}.get(key, 1e-6 if key.startswith("crown") else 3e-4)
+    return bool(((one - other).abs() / other.abs().clamp(min=1)).max() <= limit)
+
+
+KEEP = replace(Case.alpha, keep_inner=True)
+TWENTY = AlphaOptions(iterations=20)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("wide", alpha=KEEP),
+        Case("wide conv", radius=0.2),
+        Case("wide", fsdp=True),
+        Case("residual", fsdp=True, alpha=KEEP),
+        Case("product"),
+        Case("sigmoid", radius=0.8),
+        # One functional and layers of one tile: most ranks have no rows at all.
+        Case("deep", fsdp=True, rows=1),
+        Case("wide", fsdp=True, rows=1, options=replace(IN_TILES, memory_bytes=1)),
+    ],
+    ids=lambda case: f"{case.name}{' fsdp' * case.fsdp} {case.rows}",
+)
+def test_in_tiles_every_world_has_the_bits_of_one_rank(rank_pool: RankPool, case: Case) -> None:
+    assert not _compare(rank_pool, case, _bits)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("wide", options=IN_CHUNKS, alpha=TWENTY),
+        Case(
+            "wide", options=replace(IN_CHUNKS, sparse_rows=False, sparse_alpha=False), alpha=TWENTY
+        ),
+        Case("wide conv", radius=0.2, options=BoundOptions(memory_bytes=60_000)),
+        Case("mixed", options=BoundOptions(), alpha=TWENTY),
+        Case("deep", options=IN_CHUNKS, rows=1, fsdp=True),
+    ],
+    ids=lambda case: f"{case.name}{' fsdp' * case.fsdp} {case.rows}",
+)
+def test_otherwise_bounds_differ_by_rounding_alone(rank_pool: RankPool, case: Case) -> None:
+    assert not _compare(rank_pool, case, _near)
+
+
+@pytest.mark.parametrize("bug", list(BUGS))
+def test_a_planted_bug_is_seen(rank_pool: RankPool, bug: str) -> None:
+    in_tiles = bug.startswith("tiles")
+    case = Case("wide", options=IN_TILES if in_tiles else IN_CHUNKS, plant=bug)
+    assert _compare(rank_pool, case, _bits if in_tiles else _near, worlds=(2,))
+
+
+def test_slopes_live_on_one_rank_each(rank_pool: RankPool) -> None:
+    (alone,) = rank_pool.run(multiplier_bytes, 1)
+    for world_size in (2, 4):
+        for held in rank_pool.run(multiplier_bytes, world_size):
+            assert held <= 1.15 * alone / world_size
