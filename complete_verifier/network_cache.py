@@ -53,6 +53,8 @@ class NetworkCache:
             precision=torch.float64 if config.general.double_fp else torch.float32,
             device=self._session.device,
             relu_lower_slope=config.solver.crown.activation_bound_option,
+            neuron_ranks=self._session.ranks.tp,
+            refine_split=config.parallel.tp_intermediate == "exact",
         )
         self._session.ranks.world.agree_same(f"the content of {onnx.name}", self._content(onnx))
         weights = self._session.weights()

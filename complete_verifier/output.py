@@ -74,6 +74,8 @@ class Output:
             return
         mesh, parallel = session.ranks.mesh, session.config.parallel
         mode = "weights sharded (fsdp)" if parallel.fsdp else "weights replicated"
+        if mesh.tp > 1:
+            mode += f", neurons split over {mesh.tp} ranks (tp)"
         self._printer.line(
             f"{self._count} instance(s) on {mesh.world_size} rank(s), {session.device}, {mode}"
         )
@@ -82,6 +84,11 @@ class Output:
             self._printer.line(f"resume: {kept} of {self._count} are answered already and skipped")
         for line in (*self._earlier.warnings, *session.loaded.warnings):
             logger.warning("%s", line)
+        if mesh.tp > 1 and parallel.tp_intermediate == "ibp":
+            logger.warning(
+                "parallel.tp_intermediate: ibp bounds neurons of split layers by intervals, which "
+                "is looser than exact, the more so the deeper the network."
+            )
         origin = session.loaded.origins.get("bab.timeout")
         if self._batch and origin is not None and session.config.bab.override_timeout is None:
             logger.warning(

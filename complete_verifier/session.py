@@ -93,10 +93,12 @@ def open_session(loaded: LoadedConfig, launch: Launch, scratch: Path) -> Session
 
 def _check_share(config: Config, launch: Launch) -> None:
     """Refuse ranks that would all do the same work."""
-    if launch.world_size > 1 and not config.parallel.fsdp:
+    tp = int(config.parallel.tp)
+    if launch.world_size > tp and not config.parallel.fsdp:
+        groups = f", {launch.world_size // tp} times {tp} for parallel.tp" if tp > 1 else ""
         raise ConfigError(
-            f"parallel: {launch.world_size} ranks were started, but nothing is spread over them. "
-            "Set parallel.fsdp (--fsdp) to share the weights, or start one process."
+            f"parallel: {launch.world_size} ranks were started{groups}, but nothing is spread over "
+            "them. Set parallel.fsdp (--fsdp) to share the weights, or start one process."
         )
 
 

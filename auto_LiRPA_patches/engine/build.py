@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from auto_LiRPA_patches.engine.graph import Graph, Node
+from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
 from auto_LiRPA_patches.engine.translators import translate
 from auto_LiRPA_patches.engine.upstream_node import BuildOptions, UpstreamNode
 from auto_LiRPA_patches.errors import UnsupportedOperatorError
+from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.weights import WeightSource
 
 
@@ -23,13 +27,20 @@ def build_graph(
     Args:
         bounded_module: as `build_bounded_module` returns it, after its forward pass with batch 1.
         weights: registers parameters in one order on all ranks.
-        options: precision, device, and the choice of lower slopes; None = float32 on the CPU.
+        options: precision, device, the choice of lower slopes, and who shares wide layers; None =
+            float32 on the CPU, all layers whole.
 
     Raises:
         UnsupportedOperatorError: an operator, named with its node, has no sound bounds here; or
             the network has several inputs or outputs.
     """
     options = options or BuildOptions()
+    if options.neuron_ranks.size > 1:
+        # Which part of a layer this rank keeps follows from the whole graph.
+        alone = replace(options, neuron_ranks=Communicator.single("tp"))
+        whole = build_graph(bounded_module, OneRankWeights(), alone)
+        ranks, refined = options.neuron_ranks, options.refine_split
+        return split_neurons(whole, ranks, weights, refined=refined)
     bounds = _inputs_first(bounded_module._modules.values())
     perturbed = _perturbed(bounds)
     upstream = [UpstreamNode(bound, weights, options, perturbed) for bound in bounds]

@@ -34,7 +34,7 @@ class NarrowGraph:
 def without_inactive(graph: Graph, bounds: Mapping[int, Interval]) -> NarrowGraph:
     """The network without neurons that `bounds` prove inactive.
 
-    Only layers between Linear operators are narrowed. Where parameters are sharded, so are those
+    Only layers between Linear operators that no ranks share by neuron are narrowed. Where parameters are sharded, so are those
     of the narrowed layers; all ranks call this alike.
 
     Args:
@@ -75,7 +75,8 @@ def _between_linear(graph: Graph) -> list[tuple[int, int]]:
 
 
 def _is_plain_linear(node: Node) -> bool:
-    return isinstance(node.operator, Linear) and (
+    # One that ranks share stays as wide as they have agreed.
+    return type(node.operator) is Linear and (
         len(node.operator.input_shapes[0]) == len(node.shape) == 1
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from auto_LiRPA_patches.errors import UnsupportedOperatorError
 from auto_LiRPA_patches.operators.base import Shape, num_elements
+from auto_LiRPA_patches.sharding.collectives import Communicator
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
 
@@ -21,11 +22,17 @@ class BuildOptions:
         precision: dtype of parameters, values and bounds.
         device: where they live.
         relu_lower_slope: CROWN's lower slope of an unstable ReLU; see `Relu.lower_slope`.
+        neuron_ranks: the ranks that share wide layers, each with some of the neurons
+            (`parallel.tp`); all build the same network.
+        refine_split: whether bounds of neurons so shared are made by backward passes (`exact` of
+            `parallel.tp_intermediate`).
     """
 
     precision: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
     relu_lower_slope: str = "adaptive"
+    neuron_ranks: Communicator = Communicator.single("tp")
+    refine_split: bool = True
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class Bounding:
             alphas=features.split_alphas(alphas),
             betas=spread(features, batch, like),
             cuts={
-                span.activation: cuts.constraints(span.offset, span.stop)
+                span.activation: cuts.constraints(span.own.start, span.own.stop)
                 for span in features.spans
                 if cuts is not None and span.kink is None
             },

@@ -88,9 +88,9 @@ def score(
         gap.append(own.clamp(min=0) * below - own.clamp(max=0) * above)
     closed = ~open_features
     return Scores(
-        torch.cat(babsr, dim=1).masked_fill(closed, -1.0),
-        torch.cat(intercept, dim=1).masked_fill(closed, -1.0),
-        torch.cat(gap, dim=1).clamp(min=0).nan_to_num(nan=0.0).masked_fill(closed, -1.0),
+        features.joined(babsr).masked_fill(closed, -1.0),
+        features.joined(intercept).masked_fill(closed, -1.0),
+        features.joined(gap).clamp(min=0).nan_to_num(nan=0.0).masked_fill(closed, -1.0),
     )
 
 

@@ -1,8 +1,12 @@
-"""One numbering for all neurons that can be split: the relaxed features of all activations."""
+"""One numbering for all neurons that can be split: the relaxed features of all activations.
+
+Where ranks share a layer's neurons, its features are numbered over all of them. Tables ``[B, T]``
+are replicated; what the engine takes and gives, and α, is of this rank's features alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +30,14 @@ class FeatureSpan:
     Attributes:
         activation: node index of the activation.
         source: node index of its input, which a split speaks of.
-        index: ``[F]`` elements of `source`; None = all of them, in order.
+        index: ``[F]`` elements of `source` as this rank has it; None = all of them, in order.
         kink: where the activation is split, if one split makes it exact; else it is split at any
             point, any number of times.
         kinds: number K of its α per feature.
         alpha_offset: its α are at ``alpha_offset .. alpha_offset + K F``, K-major.
+        before: features of ranks before this one.
+        held: features of this rank, F; None = all `count` of them.
+        elements: ``[count]`` elements of `source` as counted over all ranks; None = all, in order.
     """
 
     activation: int
@@ -41,6 +48,24 @@ class FeatureSpan:
     kink: float | None = 0.0
     kinds: int = 1
     alpha_offset: int = 0
+    before: int = 0
+    held: int | None = None
+    elements: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Features of this rank, F."""
+        return self.count if self.held is None else self.held
+
+    @property
+    def own(self) -> slice:
+        """This rank's features in the numbering."""
+        start = self.offset + self.before
+        return slice(start, start + self.width)
+
+    def is_own(self, feature: Tensor) -> Tensor:
+        """``[n]`` bool: which of the features in the numbering are this rank's of this span."""
+        return (feature >= self.own.start) & (feature < self.own.stop)
 
     @property
     def stop(self) -> int:
@@ -64,6 +89,7 @@ class Features:
         graph: the network.
         spans: one per activation with at least one relaxed feature.
         total: number of features T.
+        alpha_width: columns A of a table of α; the same on all ranks, the last ones may be unused.
         root: per bounded node, the root's bounds ``[1, *shape]``.
     """
 
@@ -71,6 +97,7 @@ class Features:
     spans: tuple[FeatureSpan, ...]
     total: int
     root: Mapping[int, Interval]
+    alpha_width: int
 
     @staticmethod
     def of(root: Root) -> Features:
@@ -81,22 +108,47 @@ class Features:
                 continue
             source = root.graph.nodes[activation].inputs[0]
             index = root.features.get(activation)
-            count = num_elements(root.graph.nodes[source].shape)
-            count = count if index is None else int(index.numel())
+            shared = _shared_out(root.graph, source, index)
             operator = root.graph.nodes[activation].operator
             kink = operator.kink if isinstance(operator, Activation) else None
             kinds = int(root.alphas[activation].shape[0])
-            spans.append(FeatureSpan(activation, source, total, count, index, kink, kinds, alphas))
-            total += count
-            alphas += kinds * count
-        return Features(root.graph, tuple(spans), total, root.bounds)
+            span = FeatureSpan(
+                activation,
+                source,
+                total,
+                shared.count,
+                index,
+                kink,
+                kinds,
+                alphas,
+                shared.before,
+                shared.held,
+                shared.elements,
+            )
+            spans.append(span)
+            total += span.count
+            alphas += kinds * span.width
+        width = root.graph.neurons.group.agree_max(alphas)
+        return Features(root.graph, tuple(spans), total, root.bounds, width)
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """``[..., T]``, replicated, from this rank's ``[..., F]`` of each span.
+
+        Communication: one all-reduce of the result where ranks share neurons.
+        """
+        neurons = self.graph.neurons
+        if not any(span.source in neurons.split for span in self.spans):
+            return torch.cat(list(parts), dim=-1)
+        table = parts[0].new_zeros(*parts[0].shape[:-1], self.total)
+        for span, part in zip(self.spans, parts, strict=True):
+            # What is replicated comes from the first rank.
+            if span.source in neurons.split or neurons.group.rank == 0:
+                table[..., span.own] = part
+        return neurons.group.all_reduce_sum(table)
 
     def split(self, values: Tensor) -> dict[int, Tensor]:
         """``[..., T]`` cut into one ``[..., F]`` per activation."""
-        return {
-            span.activation: values[..., span.offset : span.offset + span.count]
-            for span in self.spans
-        }
+        return {span.activation: values[..., span.own] for span in self.spans}
 
     @property
     def curved(self) -> bool:
@@ -107,11 +159,11 @@ class Features:
         """``[..., A]``, the α of all activations, as one ``[K, ..., F]`` per activation."""
         parts = {}
         for span in self.spans:
-            own = table[..., span.alpha_offset : span.alpha_offset + span.kinds * span.count]
+            own = table[..., span.alpha_offset : span.alpha_offset + span.kinds * span.width]
             if span.kinds == 1:
                 parts[span.activation] = own.unsqueeze(0)
             else:
-                halves = own.unflatten(-1, (span.kinds, span.count))
+                halves = own.unflatten(-1, (span.kinds, span.width))
                 parts[span.activation] = halves.movedim(-2, 0).contiguous()
         return parts
 
@@ -120,7 +172,8 @@ class Features:
         if not self.spans:
             raise ValueError("no activation has features")
         parts = [kind for span in self.spans for kind in alphas[span.activation].unbind(0)]
-        return torch.cat(parts, dim=-1)
+        table = torch.cat(parts, dim=-1)
+        return torch.nn.functional.pad(table, (0, self.alpha_width - table.shape[-1]))
 
     def bounds(
         self, signs: Tensor, cuts: Cuts | None = None, ranges: Tensor | None = None
@@ -144,14 +197,14 @@ class Features:
             upper = bounds.upper.flatten(1).expand(batch, -1)
             for span in self.spans:
                 if span.source == node:
-                    own = signs[:, span.offset : span.stop]
+                    own = signs[:, span.own]
                     above, below = span.of(lower), span.of(upper)
                     if ranges is not None:
-                        above, below = ranges[:, :, span.offset : span.stop].unbind(1)
+                        above, below = ranges[:, :, span.own].unbind(1)
                     if span.kink is None:
                         if cuts is not None:
-                            above = above.maximum(cuts.lower[:, span.offset : span.stop])
-                            below = below.minimum(cuts.upper[:, span.offset : span.stop])
+                            above = above.maximum(cuts.lower[:, span.own])
+                            below = below.minimum(cuts.upper[:, span.own])
                         lower, upper = span.put(lower, above), span.put(upper, below)
                         continue
                     # Arithmetic, not a selection by mask, which takes ten times as long.
@@ -182,11 +235,8 @@ class Features:
     def own_bounds(self, bounds: Mapping[int, Interval]) -> Tensor:
         """``[B, 2, T]`` lower and upper bounds of the features, from those of their nodes."""
         found = [bounds[span.source].flatten() for span in self.spans]
-        sides = [
-            [span.of(own.lower) for span, own in zip(self.spans, found, strict=True)],
-            [span.of(own.upper) for span, own in zip(self.spans, found, strict=True)],
-        ]
-        return torch.stack([torch.cat(side, dim=1) for side in sides], dim=1)
+        both = [torch.stack([own.lower, own.upper], dim=1) for own in found]
+        return self.joined([span.of(own) for span, own in zip(self.spans, both, strict=True)])
 
     def within(self, cuts: Cuts, ranges: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Lower and upper bound ``[B, T]`` of every feature within the cuts.
@@ -200,9 +250,35 @@ class Features:
     @property
     def unstable(self) -> Tensor:
         """``[T]`` bool: l < 0 < u at the root."""
-        parts = []
-        for span in self.spans:
-            bounds = self.root[span.source].flatten()
-            lower, upper = span.of(bounds.lower[0]), span.of(bounds.upper[0])
-            parts.append((lower < 0) & (upper > 0))
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+        if not self.spans:
+            return torch.zeros(0, dtype=torch.bool)
+        lower, upper = self.own_bounds(self.root)[0]
+        return (lower < 0) & (upper > 0)
+
+
+@dataclass(frozen=True)
+class _SharedOut:
+    """Of a span's features `count` in all, `before` and `held` as of `FeatureSpan`."""
+
+    count: int
+    before: int
+    held: int | None
+    elements: Tensor | None
+
+
+def _shared_out(graph: Graph, source: int, index: Tensor | None) -> _SharedOut:
+    """Who holds which features of a node; ``index [F]`` are this rank's, None = all it has."""
+    width = num_elements(graph.nodes[source].shape)
+    held = width if index is None else int(index.numel())
+    if source not in graph.neurons.split:
+        return _SharedOut(held, 0, None, index)
+    group, slices = graph.neurons.group, graph.neurons.split[source]
+    wanted = torch.ones(width, dtype=torch.bool, device=graph.device)
+    if index is not None:
+        wanted = torch.zeros_like(wanted).index_fill_(0, index, True)
+    elements = graph.neurons.among_all(source, wanted)
+    counts = [row[0] for row in group.all_gather_integers("features", [held])]
+    everything = len(elements) == slices.total
+    return _SharedOut(
+        len(elements), sum(counts[: group.rank]), held, None if everything else elements
+    )

@@ -18,6 +18,7 @@ from auto_LiRPA_patches.engine.rows import BatchRows, NeuronRows
 from auto_LiRPA_patches.engine.subproblems import Subproblems
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab.bounding import Bounding
+from complete_verifier.bab.features import Features, FeatureSpan
 from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.rounding import allowance_of
 
@@ -32,7 +33,7 @@ class _Program:
     Attributes:
         rows: ``[S, I]`` float64; on the leaf, a clause's functionals as functions of the input.
         constants: ``[S]``, their constants minus their thresholds.
-        splits: ``[C, I]``, one row per split neuron in the order of `_splits`.
+        splits: ``[C, I]``, one row per split neuron in their order.
         limits: ``[C]``.
     """
 
@@ -55,34 +56,83 @@ def decide_leaf(bounding: Bounding, leaf: DomainBatch) -> tuple[bool, np.ndarray
     Returns:
         Whether it is excluded, and ``[n, num_inputs]`` inputs worth trying as counterexamples.
     """
-    problem = bounding.subproblems(leaf, bounding.signs(leaf))
+    signs = bounding.signs(leaf)
+    problem = bounding.subproblems(leaf, signs)
+    splits = _splits(bounding.features, signs[0])
     thresholds = bounding.thresholds(leaf)[:, 0].cpu().numpy()
-    program = _program(problem, thresholds)
+    program = _program(problem, splits, thresholds)
     nowhere = np.zeros((0, program.rows.shape[1]))
-    solved = _solve(problem, program)
+    # Ranks that share the network's neurons go on with one solution.
+    group = problem.graph.neurons.group
+    solved = group.broadcast_object(_solve(problem, program) if group.rank == 0 else None)
     if solved is None:
         return False, nowhere
     duals, point = solved
     for weights, multipliers in duals:
-        if _excluded(problem, thresholds, weights, multipliers):
+        betas = _betas(bounding.features, splits, problem.rows, multipliers)
+        if _excluded(problem, thresholds, weights, betas, bounding.features):
             return True, nowhere
     return False, nowhere if point is None else point[None]
 
 
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """The split features of one activation, as counted over all ranks.
+
+    Attributes:
+        span: the activation's features.
+        chosen: ``[n]`` places in the span.
+        signs: ``[n]``.
+    """
+
+    span: FeatureSpan
+    chosen: torch.Tensor
+    signs: torch.Tensor
+
+    @property
+    def rows(self) -> NeuronRows:
+        """The neurons, one row each."""
+        elements = self.span.elements
+        return NeuronRows(self.chosen if elements is None else elements[self.chosen], self.signs)
+
+
+def _splits(features: Features, signs: torch.Tensor) -> list[_Split]:
+    """Per activation with splits, these; ``signs [T]``."""
+    found = []
+    for span in features.spans:
+        own = signs[span.offset : span.stop]
+        chosen = own.nonzero().squeeze(1)
+        if span.kink is not None and chosen.numel():
+            found.append(_Split(span, chosen, own[chosen]))
+    return found
+
+
+def _betas(
+    features: Features, splits: list[_Split], like: torch.Tensor, multipliers: np.ndarray
+) -> dict[int, torch.Tensor]:
+    """``[1, 1, F]`` per activation with splits, from the multipliers in their order."""
+    table = like.new_zeros(1, 1, features.total)
+    start = 0
+    for split in splits:
+        own = torch.from_numpy(multipliers[start : start + len(split.chosen)])
+        table[0, 0, split.chosen + split.span.offset] = own.to(like)
+        start += len(split.chosen)
+    every = features.split(table)
+    return {split.span.activation: every[split.span.activation] for split in splits}
+
+
 def _excluded(
-    problem: Subproblems, thresholds: np.ndarray, weights: np.ndarray, multipliers: np.ndarray
+    problem: Subproblems,
+    thresholds: np.ndarray,
+    weights: np.ndarray,
+    betas: dict[int, torch.Tensor],
+    features: Features,
 ) -> bool:
     """Whether ``weights . rows``, with these multipliers as β, exceeds its threshold for sure."""
     like = problem.rows
     rows = like[:, 0].flatten(1).double().cpu().numpy()
     exact = weights @ rows
     mixed = torch.from_numpy(exact).to(like)
-    betas, start = {}, 0
-    for index, chosen in _splits(problem):
-        betas[index] = like.new_zeros(1, *problem.signs[index].shape)
-        own = torch.from_numpy(multipliers[start : start + len(chosen)])
-        betas[index][0, 0, chosen] = own.to(like)
-        start += len(chosen)
     tried = replace(
         problem,
         rows=mixed.view(1, 1, *problem.graph.output_shape),
@@ -99,7 +149,7 @@ def _excluded(
         state = tried.relaxations()
         lower = tried.lower(state, observe)[0, 0]
         output = state.interval(problem.graph.output)
-        size = lower.abs() + _multiplied(problem, betas)
+        size = lower.abs() + _multiplied(problem, betas, features)
         for coeffs in at_input:
             size = size + coeffs[0, 0].flatten().abs() @ _largest(problem.box)
     # The functional was rounded to the bounds' precision; what that moved is taken off. So is what
@@ -109,15 +159,16 @@ def _excluded(
     return bool(float(lower) - slack > weights @ thresholds)
 
 
-def _multiplied(problem: Subproblems, betas: dict[int, torch.Tensor]) -> torch.Tensor:
+def _multiplied(
+    problem: Subproblems, betas: dict[int, torch.Tensor], features: Features
+) -> torch.Tensor:
     """``sum of beta * |z|`` over the split neurons z, at most: a scalar."""
-    total = problem.rows.new_zeros(())
-    for activation, beta in betas.items():
-        source = problem.graph.nodes[activation].inputs[0]
-        index = problem.features.get(activation)
-        values = _largest(problem.bounds[source])
-        total = total + beta[0, 0] @ (values if index is None else values[index])
-    return total
+    if not betas:
+        return problem.rows.new_zeros(())
+    none = problem.rows.new_zeros
+    every = [betas.get(s.activation, none(1, 1, s.width)) for s in features.spans]
+    largest = features.own_bounds(problem.bounds)[0].abs().amax(dim=0)
+    return features.joined(every)[0, 0] @ largest
 
 
 def _largest(bounds: Interval) -> torch.Tensor:
@@ -157,7 +208,7 @@ class _Solver(highspy.Highs):
         super().enableCallbacks()
 
 
-def _program(problem: Subproblems, thresholds: np.ndarray) -> _Program:
+def _program(problem: Subproblems, splits: list[_Split], thresholds: np.ndarray) -> _Program:
     state = problem.relaxations()
     graph, box = problem.graph, problem.box
     width = box.lower.numel()
@@ -172,21 +223,14 @@ def _program(problem: Subproblems, thresholds: np.ndarray) -> _Program:
         rows = _flat(coeffs, problem.rows.shape[0], width)
         constants = _constant(bias, problem.rows.shape[0]) - thresholds
         blocks, limits = [np.zeros((0, width))], [np.zeros(0)]
-        for activation, chosen in _splits(problem):
-            index = problem.features.get(activation)
-            elements = chosen if index is None else index[chosen]
-            split = NeuronRows(elements, problem.signs[activation][0, chosen])
-            source = graph.nodes[activation].inputs[0]
-            coeffs, bias = input_form(graph, box, source, split, lambda i: state.lines(i, None))
-            blocks.append(_flat(coeffs, len(elements), width))
-            limits.append(-_constant(bias, len(elements)))
+        for split in splits:
+            source, count = split.span.source, len(split.chosen)
+            coeffs, bias = input_form(
+                graph, box, source, split.rows, lambda i: state.lines(i, None)
+            )
+            blocks.append(_flat(coeffs, count, width))
+            limits.append(-_constant(bias, count))
     return _Program(rows, constants, np.concatenate(blocks), np.concatenate(limits))
-
-
-def _splits(problem: Subproblems) -> list[tuple[int, torch.Tensor]]:
-    """Per activation with splits, the split features ``[n]``."""
-    found = [(index, sign[0].nonzero().squeeze(1)) for index, sign in problem.signs.items()]
-    return [(index, chosen) for index, chosen in found if chosen.numel()]
 
 
 def _flat(coeffs: torch.Tensor | None, count: int, width: int) -> np.ndarray:

@@ -54,9 +54,9 @@ def collect(features: Features, batch: DomainBatch, betas: Mapping[int, Tensor])
         for span in features.spans:
             own = betas.get(span.activation)
             if own is None:
-                own = batch.betas.new_zeros(count, batch.count, span.count)
+                own = batch.betas.new_zeros(count, batch.count, span.width)
             parts.append(own[side] if own.dim() == 4 else own)
-        padded = torch.nn.functional.pad(torch.cat(parts, dim=-1), (1, 0))
+        padded = torch.nn.functional.pad(features.joined(parts), (1, 0))
         index = places.to(padded.device).abs().unsqueeze(0).expand(count, -1, -1)
         sides.append(padded.gather(2, index).transpose(0, 1).to(batch.betas.device))
     if len(sides) == 1:

@@ -60,10 +60,10 @@ class ReluProbe:
         problem, steps = prepared.problem, dict(prepared.lines)
         for span in self._bounding.features.spans:
             lines = steps[span.activation]
-            split = ((feature >= span.offset) & (feature < span.stop)).nonzero().squeeze(1)
+            split = span.is_own(feature).nonzero().squeeze(1)
             if isinstance(lines, Lines) and len(split):
                 slopes = side[split].clamp(min=0).to(problem.rows.dtype)
-                places = feature[split] - span.offset
+                places = feature[split] - span.own.start
                 steps[span.activation] = SplitLines(lines, split, places, slopes)
         with torch.no_grad():
             return lower_bounds(

@@ -81,6 +81,8 @@ class Splitter:
                 torch.where(above, point[own], before.lower),
                 torch.where(above, before.upper, point[own]),
             )
+            held = span.is_own(feature[own])
+            own, before, after = own[held], _at(before, held), _at(after, held)
             columns = _columns(span, feature[own])
             old = alphas[own].gather(2, columns.expand(-1, alphas.shape[1], -1))
             new = operator.carry_alpha(old.movedim(2, 0), _column(before), _column(after))
@@ -92,8 +94,12 @@ class Splitter:
 
 def _columns(span: FeatureSpan, feature: Tensor) -> Tensor:
     """``[n, 1, K]``: where the α of ``feature [n]`` are in a table ``[..., A]``."""
-    kinds = torch.arange(span.kinds) * span.count + span.alpha_offset
-    return (kinds + (feature - span.offset).unsqueeze(1)).unsqueeze(1)
+    kinds = torch.arange(span.kinds) * span.width + span.alpha_offset
+    return (kinds + (feature - span.own.start).unsqueeze(1)).unsqueeze(1)
+
+
+def _at(bounds: Interval, chosen: Tensor) -> Interval:
+    return Interval(bounds.lower[chosen], bounds.upper[chosen])
 
 
 def _column(bounds: Interval) -> Interval:

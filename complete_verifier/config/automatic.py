@@ -18,6 +18,7 @@ _FOR_FEW_INPUTS: Mapping[str, Any] = {
     "bab.branching.method": "sb",
     "bab.branching.input_split.sb_coeff_thresh": 0.1,
 }
+_METHODS = frozenset({"solver.bound_prop_method", "solver.init_bound_prop_method"})
 
 
 def automatic(
@@ -37,6 +38,9 @@ def automatic(
     if config.general.complete_verifier != "auto" or num_inputs > split.input_dim_threshold:
         return config, ()
     chosen = {key: value for key, value in _FOR_FEW_INPUTS.items() if key not in given}
+    if int(config.parallel.tp) > 1:
+        # Forward bounds are not split by neuron.
+        chosen |= dict.fromkeys(chosen.keys() & _METHODS, "crown")
     if "solver.bound_prop_method" in given:
         chosen.pop("solver.init_bound_prop_method", None)
     reason = f"auto: the network has {num_inputs} inputs, which are split"

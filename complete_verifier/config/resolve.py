@@ -49,9 +49,9 @@ def resolve(
     notes = [
         *device,
         *_backend(config, device[0].value if device else config.general.device, given),
-        *_tensor_parallel(config, facts, given),
         *_sharding(config),
         *_init_method(config),
+        *_tensor_parallel(config, facts, given),
     ]
     return with_values(config, {note.key: note.value for note in notes}), tuple(notes)
 
@@ -93,14 +93,28 @@ def _backend(config: Config, device: str, given: Mapping[str, str]) -> list[Reso
 def _tensor_parallel(config: Config, facts: Facts, given: Mapping[str, str]) -> list[Resolved]:
     tp = config.parallel.tp
     degree = (facts.num_ranks if tp else 1) if isinstance(tp, bool) else tp
-    if degree > 1:
+    if facts.num_ranks % degree:
         raise ConfigError(
-            f"parallel.tp: a degree of {degree} is not supported"
-            f"{_where('parallel.tp', given)}: {SUPPORT['parallel.tp'].effect}."
+            f"parallel.tp: expected a divisor of the {facts.num_ranks} rank(s) that are started, "
+            f"got {degree}{_where('parallel.tp', given)}. Start a multiple of {degree} ranks with "
+            "torchrun, or choose a tp that divides them."
         )
+    notes = []
     if isinstance(tp, bool):
-        return [Resolved("parallel.tp", degree, f"{facts.num_ranks} rank(s) are started")]
-    return []
+        notes.append(Resolved("parallel.tp", degree, f"{facts.num_ranks} rank(s) are started"))
+    solver = config.solver
+    first = solver.init_bound_prop_method
+    methods = {
+        "solver.bound_prop_method": solver.bound_prop_method,
+        "solver.init_bound_prop_method": solver.bound_prop_method if first == "same" else first,
+    }
+    why = "tensor parallelism has backward bounds only"
+    notes += [
+        Resolved(key, "crown", why)
+        for key, method in methods.items()
+        if degree > 1 and method.startswith("forward")
+    ]
+    return notes
 
 
 def _sharding(config: Config) -> list[Resolved]:

@@ -301,12 +301,8 @@ SUPPORT: Mapping[str, Support] = {
     "debug.save_minimal_config_omit_keys": _ignored("use --print_config"),
     "parallel.world_size": _DONE,
     "parallel.fsdp": _DONE,
-    "parallel.tp": Support(
-        Status.REFUSED,
-        "tensor parallelism is not part of this release; use --fsdp to spread the weights",
-        implemented=(1, True, False),
-    ),
-    "parallel.tp_intermediate": _ignored("tensor parallelism is not part of this release"),
+    "parallel.tp": _DONE,
+    "parallel.tp_intermediate": _DONE,
     "parallel.shard_specs": _ignored(
         "rows are not spread over the ranks in this release", implemented=(False, "auto")
     ),

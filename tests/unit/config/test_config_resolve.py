@@ -77,13 +77,17 @@ def test_tensor_parallel_degree_one_is_settled(tp: bool, num_ranks: int) -> None
     assert config.parallel.tp == 1 and not isinstance(config.parallel.tp, bool)
 
 
-def test_tensor_parallel_over_all_ranks_is_refused() -> None:
-    config = build_config({"parallel.tp": True})
+def test_a_tensor_parallel_degree_divides_the_ranks() -> None:
+    config = build_config({"parallel.tp": True, "solver.bound_prop_method": "forward+crown"})
+    config, _ = resolve(config, Facts(cuda_available=False, num_ranks=3))
+    assert config.parallel.tp == 3
+    assert config.solver.bound_prop_method == config.solver.init_bound_prop_method == "crown"
+    config = build_config({"parallel.tp": 2})
     with pytest.raises(ConfigError) as caught:
-        resolve(config, Facts(cuda_available=False, num_ranks=2), {"parallel.tp": "--tp"})
+        resolve(config, Facts(cuda_available=False, num_ranks=3), {"parallel.tp": "--tp"})
     assert str(caught.value) == (
-        "parallel.tp: a degree of 2 is not supported (--tp): tensor parallelism is not part of "
-        "this release; use --fsdp to spread the weights."
+        "parallel.tp: expected a divisor of the 3 rank(s) that are started, got 2 (--tp). Start a "
+        "multiple of 2 ranks with torchrun, or choose a tp that divides them."
     )
 
 
