@@ -34,8 +34,8 @@ class NarrowGraph:
 def without_inactive(graph: Graph, bounds: Mapping[int, Interval]) -> NarrowGraph:
     """The network without neurons that `bounds` prove inactive.
 
-    Only layers between Linear operators that no ranks share by neuron are narrowed. Where parameters are sharded, so are those
-    of the narrowed layers; all ranks call this alike.
+    Only layers between Linear operators that no ranks share by neuron are narrowed. Where
+    parameters are sharded, so are those of the narrowed layers; all ranks call this alike.
 
     Args:
         graph: the network.
