@@ -154,10 +154,12 @@ class InstanceRun:
     def _verification(self, number: int) -> RegionVerification:
         """The bounds of one region, started once."""
         if number not in self._verifications:
+            settings = self._bound_settings(self._effort.bounds)
+            bounds = replace(settings.bounds, row_ranks=self._session.row_ranks)
             self._verifications[number] = RegionVerification(
                 self._network,
                 self._specification.regions[number],
-                self._bound_settings(self._effort.bounds),
+                replace(settings, bounds=bounds),
             )
         return self._verifications[number]
 

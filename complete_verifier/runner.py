@@ -79,7 +79,11 @@ class Runner:
         self._networks = NetworkCache(session)
         config, mesh = session.config.parallel, session.ranks.mesh
         self._parallel = Parallel(
-            world_size=mesh.world_size, data=mesh.data, tp=mesh.tp, fsdp=config.fsdp
+            world_size=mesh.world_size,
+            data=mesh.data,
+            tp=mesh.tp,
+            fsdp=config.fsdp,
+            shard_specs=session.row_ranks.size > 1,
         )
         self._template = Record(
             onnx="",

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from auto_LiRPA_patches import registry
-from auto_LiRPA_patches.sharding.collectives import Ranks, start
+from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks, start
 from auto_LiRPA_patches.sharding.launch import Launch
 from auto_LiRPA_patches.sharding.mesh import Mesh
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
@@ -55,6 +55,12 @@ class Session:
         """Whether this rank prints and writes files: rank 0 alone does."""
         return self.ranks.world.rank == 0
 
+    @property
+    def row_ranks(self) -> Communicator:
+        """The ranks that divide the rows of initial bounds: the data axis under shard_specs."""
+        shared = self.config.parallel.shard_specs is True
+        return self.ranks.data if shared else Communicator.single("rows")
+
     def weights(self) -> WeightSource:
         """An empty store for one network's parameters: sharded over the data axis under fsdp."""
         if self.config.parallel.fsdp:
@@ -94,7 +100,9 @@ def open_session(loaded: LoadedConfig, launch: Launch, scratch: Path) -> Session
 def _check_share(config: Config, launch: Launch) -> None:
     """Refuse ranks that would all do the same work."""
     tp = int(config.parallel.tp)
-    if launch.world_size > tp and not config.parallel.fsdp:
+    shared = config.parallel.fsdp or config.parallel.shard_specs is True
+    shared = shared or config.parallel.shard_domains is True
+    if launch.world_size > tp and not shared:
         groups = f", {launch.world_size // tp} times {tp} for parallel.tp" if tp > 1 else ""
         raise ConfigError(
             f"parallel: {launch.world_size} ranks were started{groups}, but nothing is spread over "

@@ -180,7 +180,7 @@ class RegionVerification:
         output = state.interval(self.graph.output)
         coefficients = coefficient_rounding(self.rows, self.matrix, output)
         first = lower[:, 0].double().cpu().numpy() - coefficients
-        allowance = rounding_allowance(state, self.matrix, lower)
+        allowance = rounding_allowance(state, self.matrix, lower, settings.bounds)
         return _FirstPass(
             state=state,
             lower=first - allowance,

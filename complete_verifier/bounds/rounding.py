@@ -9,13 +9,18 @@ layer beyond use.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.backward import input_form
+from auto_LiRPA_patches.engine.chunks import chunking
+from auto_LiRPA_patches.engine.options import BoundOptions, never
 from auto_LiRPA_patches.engine.relaxations import Relaxations
-from auto_LiRPA_patches.engine.rows import SpecRows
+from auto_LiRPA_patches.engine.rows import Rows, SpecRows
+from auto_LiRPA_patches.engine.schedule import by_chunks
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bounds.output_rows import OutputRows
 
@@ -39,13 +44,16 @@ def coefficient_rounding(rows: OutputRows, matrix: Tensor, output: Interval) -> 
     return rows.rounding(matrix, largest.double().cpu().numpy())
 
 
-def rounding_allowance(state: Relaxations, matrix: Tensor, lower: Tensor) -> np.ndarray:
+def rounding_allowance(
+    state: Relaxations, matrix: Tensor, lower: Tensor, options: BoundOptions
+) -> np.ndarray:
     """What a lower bound must exceed its threshold by, per functional.
 
     Args:
         state: the region's relaxations.
         matrix: ``[S, O]`` functionals of the output.
         lower: ``[S, 1]`` their bounds.
+        options: chunks, and the ranks that share the rows. The clock is not asked.
 
     Returns:
         ``[S]`` float64, >= 0: eight units in the last place of
@@ -54,11 +62,18 @@ def rounding_allowance(state: Relaxations, matrix: Tensor, lower: Tensor) -> np.
     """
     graph, box = state.graph, state.box
     rows = SpecRows(matrix.view(-1, *graph.output_shape))
+    largest = torch.maximum(box.lower.abs(), box.upper.abs())[0].flatten()
+
+    def of_inputs(chunk: Rows) -> Tensor:
+        coeffs, _ = input_form(graph, box, graph.output, chunk, lambda i: state.lines(i, None))
+        if coeffs is None:
+            return largest.new_zeros(chunk.count)
+        return coeffs[:, 0].flatten(1).abs() @ largest
+
+    untimed = replace(options, out_of_time=never)
+    cut = chunking(graph, graph.output, box.lower.shape[0], options)
     with torch.no_grad():
-        coeffs, _ = input_form(graph, box, graph.output, rows, lambda i: state.lines(i, None))
         size = lower[:, 0].abs()
         size = size + matrix.abs() @ graph.forward(box.center)[0].flatten().abs()
-        if coeffs is not None:
-            largest = torch.maximum(box.lower.abs(), box.upper.abs())[0].flatten()
-            size = size + coeffs[:, 0].flatten(1).abs() @ largest
+        size = size + by_chunks("the rounding allowance", rows, of_inputs, cut, untimed)
     return allowance_of(size).cpu().numpy()

@@ -9,7 +9,6 @@ from typing import Any
 from complete_verifier.config.errors import ConfigError
 from complete_verifier.config.keys import with_values
 from complete_verifier.config.root import Config
-from complete_verifier.config.support import SUPPORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +117,15 @@ def _tensor_parallel(config: Config, facts: Facts, given: Mapping[str, str]) -> 
 
 
 def _sharding(config: Config) -> list[Resolved]:
-    """`shard_specs` and `shard_domains`: off at every world size until they are part of it."""
+    """`shard_specs` and `shard_domains`: off unless they are asked for."""
     settings = {
-        "parallel.shard_specs": config.parallel.shard_specs,
-        "parallel.shard_domains": config.parallel.shard_domains,
+        "parallel.shard_specs": (config.parallel.shard_specs, "rows"),
+        "parallel.shard_domains": (config.parallel.shard_domains, "subproblems"),
     }
     return [
-        Resolved(key, False, SUPPORT[key].effect)
-        for key, value in settings.items()
-        if value is not False
+        Resolved(key, False, f"{what} are shared where it is asked for")
+        for key, (value, what) in settings.items()
+        if value == "auto"
     ]
 
 

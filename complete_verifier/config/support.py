@@ -303,9 +303,7 @@ SUPPORT: Mapping[str, Support] = {
     "parallel.fsdp": _DONE,
     "parallel.tp": _DONE,
     "parallel.tp_intermediate": _DONE,
-    "parallel.shard_specs": _ignored(
-        "rows are not spread over the ranks in this release", implemented=(False, "auto")
-    ),
+    "parallel.shard_specs": _DONE,
     "parallel.shard_domains": _ignored(
         "subproblems are not spread over the ranks in this release", implemented=(False, "auto")
     ),

@@ -164,6 +164,6 @@ def test_legacy_keys_are_accepted_and_listed(key: str, load, error_text) -> None
     assert error_text(f"{line}3\n").startswith(f"{key}: expected true or false, got 3 (x.yaml:")
 
 
-@pytest.mark.parametrize("flags", [["--shard_specs", "true"], ["--shard_domains", "true"]])
+@pytest.mark.parametrize("flags", [["--shard_domains", "true"]])
 def test_parallel_keys_without_effect_are_listed(flags: list[str], load) -> None:
     assert len(load(None, *flags).ignored) == 1
