@@ -31,7 +31,7 @@ from auto_LiRPA_patches.sharding.launch import Launch, read_launch
 from complete_verifier.config import LoadedConfig, describe_config, load_config
 from complete_verifier.heap import keep_freed_memory
 from complete_verifier.logs import make_log_folder, rank_logging
-from complete_verifier.torch_start import defer_meta_kernels
+from complete_verifier.torch_start import defer_meta_kernels, register_generators
 
 logger = logging.getLogger("abcrown")
 
@@ -79,6 +79,7 @@ def _run(loaded: LoadedConfig, launch: Launch) -> int:
     from complete_verifier.session import open_session
     from complete_verifier.stand_ins import make_stand_ins
 
+    register_generators()
     keep_freed_memory()
     with rank_logging(launch, loaded.rank_logs), _scratch(loaded) as scratch:
         _let_others_end(launch)

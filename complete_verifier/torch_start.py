@@ -30,6 +30,14 @@ def defer_meta_kernels() -> None:
     sys.meta_path.insert(0, _LoadBefore())
 
 
+def register_generators() -> None:
+    """Make `torch.Generator` usable; called once torch is imported.
+
+    Its Python type is completed by a module that the meta kernels would have loaded.
+    """
+    importlib.import_module("torch._prims.rng_prims")
+
+
 class _LoadBefore(MetaPathFinder):
     """Loads the meta kernels before the first module that works with them."""
 

@@ -13,6 +13,9 @@ import sys
 from complete_verifier.torch_start import defer_meta_kernels
 defer_meta_kernels()
 import torch
+from complete_verifier.torch_start import register_generators
+register_generators()
+torch.rand(2, generator=torch.Generator().manual_seed(1))
 assert "torch._decomp" not in sys.modules, "torch has loaded its decompositions"
 layer = torch.nn.Linear(3, 2)
 layer(torch.ones(4, 3)).sum().backward()
