@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from complete_verifier.attack.settings import AttackSettings
 from complete_verifier.bab.context import BabSettings
 from complete_verifier.bab.input_settings import InputSplitSettings
-from complete_verifier.bab.settings import bab_settings, input_split_settings, splits_inputs
+from complete_verifier.bab.refinement import RefinePass
+from complete_verifier.bab.settings import (
+    bab_settings,
+    input_split_settings,
+    refine_passes,
+    splits_inputs,
+)
 from complete_verifier.bounds.settings import BoundSettings, bound_settings
 from complete_verifier.config import Config
 
@@ -24,6 +30,7 @@ class Effort:
         incomplete: whether bounds may decide before branching
             (`general.enable_incomplete_verification`).
         branching: effort of branch and bound; None for `complete_verifier: skip`.
+        refinements: what comes between runs of branch and bound (`bab-refine`).
         input_split: how input boxes are split, where they are.
         splits_inputs: whether they are, for a number of inputs and whether activations can be
             split too.
@@ -36,6 +43,7 @@ class Effort:
     bounds: BoundSettings
     incomplete: bool
     branching: BabSettings | None
+    refinements: tuple[RefinePass, ...]
     input_split: InputSplitSettings
     splits_inputs: Callable[[int, bool], bool]
     alpha_share: float
@@ -50,6 +58,7 @@ def effort(config: Config) -> Effort:
         bounds=bound_settings(config),
         incomplete=config.general.enable_incomplete_verification,
         branching=None if config.general.complete_verifier == "skip" else bab_settings(config),
+        refinements=refine_passes(config),
         input_split=input_split_settings(config),
         splits_inputs=lambda inputs, other: splits_inputs(config, inputs, activations_too=other),
         alpha_share=config.solver.alpha_crown.max_time,

@@ -8,6 +8,7 @@ from auto_LiRPA_patches.engine.options import AlphaOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from complete_verifier.bab.context import BabSettings
 from complete_verifier.bab.input_settings import BOUNDING, HEURISTICS, InputSplitSettings
+from complete_verifier.bab.refinement import RefinePass, RefineSettings
 from complete_verifier.config import Config
 
 _METHODS = ("kfsb", "fsb", "kfsb-intercept-only", "babsr", "intercept", "random")
@@ -48,6 +49,30 @@ def bab_settings(config: Config) -> BabSettings:
         threshold=float(bab.decision_thresh),
         seed=config.general.seed,
     )
+
+
+def refine_passes(config: Config) -> tuple[RefinePass, ...]:
+    """What `complete_verifier: bab-refine` does between runs of branch and bound.
+
+    A first run of seconds spares instances that are decided then. Where runs must repeat their
+    bits the clock says nothing, so refinement comes first, and once.
+    """
+    if config.general.complete_verifier != "bab-refine":
+        return ()
+    beta = bab_settings(config).own_beta
+    once = RefineSettings(
+        beta=replace(beta, iterations=_REFINE_ITERATIONS, prune_ratio=None),
+        batch_size=max(2, int(config.solver.batch_size)),
+        share=min(1.0, float(config.solver.mip.refine_neuron_time_percentage)),
+        synchronous=config.bab.force_synchronous,
+    )
+    if once.synchronous:
+        return (RefinePass(0.0, once),)
+    return (RefinePass(0.05, once), RefinePass(0.3, replace(once, rounds=_MORE_ROUNDS)))
+
+
+_REFINE_ITERATIONS = 20
+_MORE_ROUNDS = 80
 
 
 def _inner(config: Config, beta: BetaOptions) -> BetaOptions | None:

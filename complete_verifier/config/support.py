@@ -114,9 +114,9 @@ SUPPORT: Mapping[str, Support] = {
     "general.complete_verifier": Support(
         Status.IGNORED,
         _NO_MIP + "; branch and bound runs instead",
-        implemented=("skip", "bab", "auto"),
+        implemented=("skip", "bab", "bab-refine", "auto"),
         refused=("Customized",),
-        instead={"mip": "bab", "bab-refine": "bab"},
+        instead={"mip": "bab"},
     ),
     "general.enable_incomplete_verification": _DONE,
     "general.csv_name": _DONE,
@@ -211,6 +211,7 @@ SUPPORT: Mapping[str, Support] = {
     "solver.beta-crown.enable_opt_interm_bounds": _DONE,
     "solver.beta-crown.all_node_split_LP": _DONE,  # an LP always decides leaves
     "solver.forward.": _ignored(_ONE_FORWARD),
+    "solver.mip.refine_neuron_time_percentage": _DONE,
     "solver.mip.": _ignored(_NO_MIP),
     "bab.max_domains": _DONE,
     "bab.decision_thresh": _DONE,
@@ -304,9 +305,7 @@ SUPPORT: Mapping[str, Support] = {
     "parallel.tp": _DONE,
     "parallel.tp_intermediate": _DONE,
     "parallel.shard_specs": _DONE,
-    "parallel.shard_domains": _ignored(
-        "subproblems are not spread over the ranks in this release", implemented=(False, "auto")
-    ),
+    "parallel.shard_domains": _DONE,
     "parallel.backend": _DONE,
     "parallel.timeout": _DONE,
     "parallel.fsdp_prefetch": _DONE,
