@@ -228,6 +228,10 @@ _BOUNDS = ("alpha-crown", "alpha-crown", "crown", "crown-ibp", "ibp")
 _BOUNDS_INPUTS = ("alpha-crown", "forward", "crown", "crown-ibp", "forward+crown")
 
 
+# In synchronous runs refinement comes first; otherwise small networks are decided before it.
+_REFINED = ("--complete_verifier", "bab-refine", "--force_synchronous")
+
+
 def _flags(rng: np.random.Generator) -> tuple[str, ...]:
     """One way to decide: attack, bounds, branching, limits."""
 
@@ -265,4 +269,5 @@ def _flags(rng: np.random.Generator) -> tuple[str, ...]:
         *sometimes(0.1, "--decision_thresh", "0.001"),
         *sometimes(0.1, "--sb_sum"),
         *("--branching_point_method", pick("uniform", "opt")),
+        *sometimes(0.3, *_REFINED),
     )
