@@ -32,7 +32,7 @@ from auto_LiRPA_patches.engine.rows import SpecRows
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.engine.upstream_node import BuildOptions
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.sharding.collectives import Ranks, start, stop
+from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks, start, stop
 from auto_LiRPA_patches.sharding.launch import read_launch
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
@@ -88,7 +88,9 @@ def both_sides(graph: Graph) -> SpecRows:
 def bounds(graph: Graph, box: Interval, method: str, options: argparse.Namespace) -> list[Tensor]:
     """All bounds that `method` gives: the output's rows first, then every inner bound."""
     rows = both_sides(graph)
-    settings = BoundOptions(chunk_rows=options.chunk)
+    settings = BoundOptions(
+        chunk_rows=options.chunk, tile_rows=options.tile, row_ranks=options.row_ranks
+    )
     if method == "ibp":
         state = Relaxations(graph, box)
         result, inner = interval_rows(state, rows), state.bounds
@@ -113,6 +115,7 @@ def _sides(interval: Interval) -> tuple[Tensor, Tensor]:
 
 def measure_ours(options: argparse.Namespace, ranks: Ranks, device: torch.device) -> dict[str, Any]:
     """Bound by each method; figures of this rank."""
+    options.row_ranks = ranks.data if options.shard_specs else Communicator.single("rows")
     graph = build(options, ranks, device)
     box = boxes(graph.input_shape, options.radius, device)
     held = graph.weights.held()
@@ -224,7 +227,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--radius", type=float, default=0.1)
     parser.add_argument("--iterations", type=int, default=20, help="of α-CROWN")
     parser.add_argument("--chunk", type=int, default=1_000_000_000, help="rows per backward pass")
+    parser.add_argument("--tile", type=int, help="bound rows in tiles of so many")
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--shard_specs", action="store_true", help="divide rows over the ranks")
     parser.add_argument("--no_prefetch", dest="prefetch", action="store_false")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser.parse_args(arguments)

@@ -79,6 +79,15 @@ def test_bounds_that_differ_in_the_last_bit_are_not_called_the_same(
     assert found[1]["peak MB"] == found[1]["other MB"] == 0.5  # of the rank with the higher peak
 
 
+@pytest.mark.parametrize(("moved", "told"), [(0.0, "yes"), (2e-6, "within 2.0e-06"), (2e-5, "NO")])
+def test_bounds_of_shared_rows_may_round_otherwise(moved: float, told: str) -> None:
+    one, other = record(0.1, 10**6), record(0.1, 10**6)
+    other["bounds"]["crown"] = [0.1 + moved]
+    assert verifications.agreement(other, one) == told
+    other["verdict"] = "unknown"
+    assert verifications.agreement(other, one) == "NO"
+
+
 def ranks_of(path: Path) -> dict[str, Any]:
     (rank,) = json.loads(path.read_text())["ranks"]
     found: dict[str, Any] = rank
