@@ -35,6 +35,12 @@ class Clock:
         """
         return self._world.agree_any(self.seconds() + ahead_seconds >= self._limit)
 
+    def among(self, ranks: Communicator) -> Clock:
+        """This clock, as `ranks` agree on it: for work that only they do together."""
+        clock = Clock(self._limit, ranks)
+        clock._start = self._start
+        return clock
+
     def portion(self, fraction: float) -> Clock:
         """A clock for a part of the work: `fraction` of what is left of this one, seconds.
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from auto_LiRPA_patches.engine.subproblems import splittable
 from auto_LiRPA_patches.errors import NonFiniteBoundError
+from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.whole_weights import held_whole
 from complete_verifier.attack.counterexample import Counterexample, confirm
 from complete_verifier.attack.search import attack_specification
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bab.partners import Partners
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
 from complete_verifier.bounds.memory import memory_limit, memory_used, pool_limit
 from complete_verifier.bounds.settings import BoundSettings
@@ -27,6 +30,10 @@ from complete_verifier.results.record import BranchAndBound
 from complete_verifier.results.verdict import Verdict
 from complete_verifier.session import Session
 from complete_verifier.specification import Region, Specification
+
+# Where inputs are split networks are small; a larger one's weights stay shared, and every rank
+# follows the whole tree.
+_MOST_WHOLE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,27 @@ class InstanceRun:
             found = confirm(self._network.onnx_path, region, point, run_onnx)
         agreed: Counterexample | None = world.broadcast_object(found)
         return agreed
+
+    def _confirm_alone(self, region: Region, point: np.ndarray) -> Counterexample | None:
+        """Replay a candidate that other ranks do not have; they learn of it after the round."""
+        if self._network.onnx_path is None:
+            return None
+        return confirm(self._network.onnx_path, region, point, run_onnx)
+
+    def _partners(self, *, whole: bool) -> Partners:
+        """The ranks that share a region's subproblems.
+
+        Args:
+            whole: what is computed of boxes differs from rank to rank, layer by layer, so that
+                ranks can share them only where each has all weights.
+        """
+        ranks, parallel = self._session.ranks, self._session.config.parallel
+        weights = self._network.graph.weights
+        too_large = whole and parallel.fsdp and weights.full_bytes > _MOST_WHOLE_BYTES
+        if not parallel.shard_domains or too_large:
+            return Partners.alone()
+        in_step = ranks.data if parallel.fsdp and not whole else Communicator.single("weights")
+        return Partners(ranks.data, in_step, layers_split=ranks.tp.size > 1)
 
     def _glance(self, found: Outcome) -> Outcome:
         """The first bounds of every region, kept for `_bound`; decides only if they prove all."""
@@ -228,19 +256,30 @@ class InstanceRun:
         self, region: Region, bounds: RegionBounds, settings: BabSettings
     ) -> BabOutcome | None:
         """One region's branch and bound; None where it cannot start."""
+        graph, ranks = self._network.graph, self._session.ranks
+        inputs = self._effort.splits_inputs(self._network.num_inputs, splittable(graph))
+        partners = self._partners(whole=inputs)
+        shared = partners.pool.size > 1
+        options = self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds
+        clock = self._clock
+        if shared and not partners.in_step:
+            # Within a round only the ranks that share layers do the same.
+            clock = clock.among(ranks.tp)
+            options = replace(options, out_of_time=clock.out_of_time)
         context = BabContext(
             network=self._network,
             region=region,
-            bounds=self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds,
-            confirm=self._confirm,
+            bounds=options,
+            confirm=self._confirm_alone if shared else self._confirm,
+            partners=partners,
             pool_limit_bytes=pool_limit(
                 self._session.launch.local_world_size, self._session.ranks.world
             ),
             memory_used=lambda: memory_used(self._session.device, self._session.ranks.world),
         )
-        graph = self._network.graph
-        if self._effort.splits_inputs(self._network.num_inputs, splittable(graph)):
-            return input_branch_and_bound(context, self._effort.input_split, settings)
+        if inputs:
+            with held_whole(graph.weights) if shared else nullcontext():
+                return input_branch_and_bound(context, self._effort.input_split, settings)
         if bounds.root is None:
             return None
         return activation_branch_and_bound(bounds.root, context, settings)

@@ -76,6 +76,8 @@ class Output:
         mode = "weights sharded (fsdp)" if parallel.fsdp else "weights replicated"
         if mesh.tp > 1:
             mode += f", neurons split over {mesh.tp} ranks (tp)"
+        if parallel.shard_domains and mesh.data > 1:
+            mode += ", subproblems shared (shard_domains)"
         self._printer.line(
             f"{self._count} instance(s) on {mesh.world_size} rank(s), {session.device}, {mode}"
         )

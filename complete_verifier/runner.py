@@ -84,6 +84,7 @@ class Runner:
             tp=mesh.tp,
             fsdp=config.fsdp,
             shard_specs=session.row_ranks.size > 1,
+            shard_domains=config.shard_domains is True and mesh.data > 1,
         )
         self._template = Record(
             onnx="",

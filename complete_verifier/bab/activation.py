@@ -2,27 +2,34 @@
 
 A round takes the first subproblems of the pool, splits each at a neuron (at several while they are
 few), bounds the children, and puts back those that are still open.
+
+Several ranks each own a pool: they agree on the batch and hand subproblems over where shares are
+uneven, each works on its own, and what came of it is summed up before the next round. See `share`,
+`partners` and `stop`.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.subproblems import relu_like, splittable
+from auto_LiRPA_patches.sharding.collectives import Communicator
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import branching, stop
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.exchange import gather
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.look import look
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.pool import DomainBatch, DomainPool
 from complete_verifier.bab.probe import ReluProbe
+from complete_verifier.bab.share import next_batch
 from complete_verifier.bab.splitter import LOCATE, Splitter
 from complete_verifier.bab.stop import Tally
 from complete_verifier.bab.tree_attack import TreeAttack
@@ -35,8 +42,8 @@ def activation_branch_and_bound(
     """Decide a region whose root bounds left clauses open.
 
     Args:
-        root: what bounds know of the region.
-        context: network, clock, confirmation; all ranks call this alike.
+        root: what bounds know of the region; the same on all ranks.
+        context: network, clock, confirmation, partners; all ranks call this alike.
         settings: effort and heuristics.
     """
     if not splittable(root.graph):
@@ -50,15 +57,17 @@ def activation_branch_and_bound(
 
 
 _LEAVES_PER_ASK = 16
+_MANY = 1 << 40
 _NOUN = "subproblems"
 
 
 class _Tree:
-    """One region's pool and counters."""
+    """One region's subproblems: this rank's pool, its counters, and those of all ranks together."""
 
     def __init__(self, root: Root, context: BabContext, settings: BabSettings) -> None:
         self.features = Features.of(root)
         self.clauses = OpenClauses.of(root, settings.threshold)
+        self.partners = context.partners
         self.bounding = Bounding(
             root,
             self.features,
@@ -66,28 +75,33 @@ class _Tree:
             context.bounds,
             in_tiles=settings.synchronous,
             inner=settings.inner,
+            partners=context.partners,
         )
         self.context = context
         self.settings = settings
         self.size = settings.first_batch()
         self.pool = DomainPool(worst_first=settings.by_bound)
         self.attack = TreeAttack(context)
-        self.generator = torch.Generator().manual_seed(settings.seed)
         self.stuck_margin = float("inf")
         self.start = time.monotonic()
-        self.tally = Tally()
-        self._plant(root)
-        self._count()
+        self.own = Tally()
+        every = self._planted(root)
+        self.stand_in = every.select(torch.arange(1))
+        self.branches = _Branches(every.select(torch.arange(0)), None)
+        partners = self.partners.pool
+        self.pool.add(every.select(torch.arange(every.count)[partners.rank :: partners.size]))
+        self.total = self._count(None)
 
     def run(self) -> BabOutcome:
         """Rounds until every subproblem is excluded or a limit is met."""
-        while (found := stop.ending(self.tally, self.settings, self.context)) is None:
-            self._round()
-            self._count()
-        ended = stop.outcome(found, self.tally, self.settings, _NOUN)
-        return replace(ended, fingerprint=self.pool.fingerprint)
+        while (found := stop.ending(self.total, self.settings, self.context)) is None:
+            self.total = self._count(self._round())
+        if found is Ending.PROVEN:
+            stop.check_nothing_left(self.partners, self.own)
+        ended = stop.outcome(found, self.total, self.settings, _NOUN)
+        return replace(ended, fingerprint=stop.sum_of(self.partners, self.pool.fingerprint))
 
-    def _plant(self, root: Root) -> None:
+    def _planted(self, root: Root) -> DomainBatch:
         """One subproblem per open clause."""
         count, width = self.clauses.index.shape
         table = root.box.lower.new_zeros(root.rows.num_rows, 0)
@@ -98,68 +112,124 @@ class _Tree:
         slack = torch.from_numpy(root.slack)[self.clauses.index.cpu()]
         margin = (lower + slack - self.clauses.thresholds.cpu()).amax(dim=1)
         clause = torch.arange(count)
-        self.pool.add(
-            DomainBatch(
-                clause=clause,
-                path=clause + 1,
-                depth=torch.zeros(count, dtype=torch.int64),
-                splits=torch.zeros(count, 0, dtype=torch.int32),
-                points=torch.zeros(count, 0, dtype=table.dtype),
-                betas=torch.zeros(count, width, 0, dtype=table.dtype),
-                alphas=table[self.clauses.index].cpu(),
-                ranges=self.bounding.root_ranges(count),
-                margin=margin,
-            )
+        return DomainBatch(
+            clause=clause,
+            path=clause + 1,
+            depth=torch.zeros(count, dtype=torch.int64),
+            splits=torch.zeros(count, 0, dtype=torch.int32),
+            points=torch.zeros(count, 0, dtype=table.dtype),
+            betas=torch.zeros(count, width, 0, dtype=table.dtype),
+            alphas=table[self.clauses.index].cpu(),
+            ranges=self.bounding.root_ranges(count),
+            margin=margin,
         )
 
-    def _round(self) -> None:
-        """Take a batch, decide its leaves, split and bound the rest, keep what is open."""
-        settings = self.settings
-        if settings.sort_interval and self.tally.rounds % settings.sort_interval == 0:
+    def _round(self) -> Exception | None:
+        """Take a batch, decide its leaves, split and bound the rest, keep what is open.
+
+        Returns:
+            What went wrong on this rank, for all to learn.
+        """
+        settings, partners = self.settings, self.partners
+        if settings.sort_interval and self.own.rounds % settings.sort_interval == 0:
             self.pool.sort()
-        batch = self.pool.take(self.size.size)
-        taken = batch.count
-        signs = self.bounding.signs(batch)
-        is_open = self.bounding.open(batch, signs)
+        batch = next_batch(
+            partners,
+            self.pool,
+            self.size.size,
+            self.total.waiting_by_rank,
+            in_order=settings.synchronous,
+        )
+        rounds = self.own.rounds
+        self.own = replace(self.own, rounds=rounds + 1, taken=batch.count)
+        self.branches = _Branches(batch.select(torch.arange(0)), None)
+        failure = partners.attempt(lambda: self._cut_leaves(batch))
+        levels, most = self._agree_on_splits(self.branches)
+        if failure is None and self.own.counterexample is None and most:
+            failure = partners.attempt(lambda: self._work(self.branches, levels, most, rounds))
+        return failure
+
+    def _cut_leaves(self, batch: DomainBatch) -> None:
+        """Decide the leaves of a batch; what can be split becomes this round's branches."""
+        is_open = self.bounding.open(batch, self.bounding.signs(batch))
         leaves = ~is_open.any(dim=1).cpu()
+        found = self._leaves(batch.select(leaves))
+        if found is not None:
+            self.own = replace(self.own, counterexample=found)
+            return
         if bool(leaves.any()):
-            found = self._leaves(batch.select(leaves))
-            if found is not None:
-                self.tally = replace(self.tally, counterexample=found)
-                return
             batch, is_open = batch.select(~leaves), is_open[~leaves]
-        if batch.count == 0:
+        self.branches = _Branches(batch, is_open)
+
+    def _agree_on_splits(self, branches: _Branches) -> tuple[int, int]:
+        """Neurons each subproblem is split at, and the most subproblems a rank splits.
+
+        Ranks that neither compute in step nor do the work of one rank decide for themselves, as if
+        all had as many subproblems. A collective otherwise.
+        """
+        pool = self.partners.pool
+        alike = self.settings.synchronous or self.partners.in_step
+        group = pool if alike else Communicator.single()
+        own = [branches.batch.count, branches.fewest_open]
+        rows = group.all_gather_integers("subproblems to split", own)
+        counts = [count for count, _ in rows]
+        if not any(counts):
+            return 1, 0
+        taken = sum(counts) * pool.size // group.size
+        levels = self.size.levels(taken, min(fewest for _, fewest in rows))
+        return levels, max(counts)
+
+    def _work(self, branches: _Branches, levels: int, most: int, rounds: int) -> None:
+        """Split and bound; where ranks compute in step, `most` subproblems on each of them."""
+        own = branches.batch.count
+        batch, is_open = branches.batch, branches.is_open
+        if self.partners.in_step:
+            batch, is_open = self._filled_up(batch, most)
+        if batch.count == 0 or is_open is None:
             return
         scores, points = look(self.bounding, batch, is_open)
-        found = self.attack.look(points, self.tally.rounds)
-        if found is not None:
-            self.pool.add(batch)
-            self.tally = replace(self.tally, counterexample=found)
+        found = self.attack.look(points, rounds)
+        if self._agreed(found is not None):
+            self.pool.add(branches.batch)
+            self.own = replace(self.own, counterexample=found)
             return
-        children = self._split(batch, scores, is_open)
+        children = self._split(batch, scores, levels)
         children = self.bounding.optimize(
-            children, settings.own_beta, stop_early=not settings.synchronous
+            children, self.settings.own_beta, stop_early=not self.settings.synchronous
         )
-        self.tally = replace(
-            self.tally,
-            rounds=self.tally.rounds + 1,
-            visited=self.tally.visited + children.count,
-        )
+        if own < batch.count:
+            real = (torch.arange(children.count) % batch.count) < own
+            children = children.select(real)
+        self.own = replace(self.own, visited=self.own.visited + children.count)
         self.pool.add(children.select(~(children.margin > 0)))
-        self.size = self.size.after(taken, self.context.memory_used())
 
-    def _count(self) -> None:
-        """Bring the tally up to date with the pool, and report."""
-        self.tally = replace(
-            self.tally,
+    def _filled_up(self, batch: DomainBatch, count: int) -> tuple[DomainBatch, Tensor]:
+        """`count` subproblems with their open features: the last, or a stand-in, repeated."""
+        if batch.count == 0:
+            batch = self.stand_in
+        batch = batch.select(torch.arange(count).clamp(max=batch.count - 1))
+        return batch, self.bounding.open(batch, self.bounding.signs(batch))
+
+    def _agreed(self, found: bool) -> bool:
+        """Whether a counterexample ends the round: any rank's where they compute in step."""
+        return self.partners.weights.agree_any(found)
+
+    def _count(self, failure: Exception | None) -> Tally:
+        """Bring the tally up to date with the pool, sum up over ranks, and report."""
+        self.own = replace(
+            self.own,
             waiting=len(self.pool),
             worst_margin=min(self.pool.worst_margin, self.stuck_margin),
             pool_bytes=self.pool.num_bytes,
+            late=self.context.out_of_time(),
         )
-        self.context.say(stop.status(self.tally, _NOUN, time.monotonic() - self.start))
+        total = stop.together(self.partners, self.own, failure)
+        self.size = self.size.after(total.taken, self.context.memory_used())
+        self.context.say(stop.status(total, _NOUN, time.monotonic() - self.start))
+        return total
 
-    def _split(self, batch: DomainBatch, scores: branching.Scores, is_open: Tensor) -> DomainBatch:
-        """Children of every subproblem; ``2^k`` each, k > 1 while the batch is small."""
+    def _split(self, batch: DomainBatch, scores: branching.Scores, levels: int) -> DomainBatch:
+        """Children of every subproblem, ``2^levels`` each."""
         settings = self.settings
         splitter = Splitter(self.bounding, batch, LOCATE[settings.point_method])
         probe = ReluProbe(self.bounding, batch) if relu_like(self.bounding.root.graph) else None
@@ -175,9 +245,9 @@ class _Tree:
             settings.candidates,
             settings.reduceop,
             evaluate,
-            self.generator,
+            lambda: branching.drawn_from_paths(batch.path, settings.seed, self.features.total),
+            self.partners.weights.agree_max,
         )
-        levels = self.size.levels(batch.count, int(is_open.sum(dim=1).min()))
         chosen = branching.several(scores, first, levels).cpu()
         children = [batch]
         for level in range(levels):
@@ -190,19 +260,42 @@ class _Tree:
         return DomainBatch.concatenate(children)
 
     def _leaves(self, batch: DomainBatch) -> Counterexample | None:
-        """Decide subproblems without an open neuron exactly."""
-        for number in range(batch.count):
+        """Decide subproblems without an open neuron exactly.
+
+        Where ranks compute in step, all of them work on the leaves of all, each for the same ones.
+        """
+        every, first = gather(self.partners.weights, batch)
+        for number in range(every.count):
+            mine = first <= number < first + batch.count
             if number % _LEAVES_PER_ASK == 0 and self.context.out_of_time():
-                self.pool.add(batch.select(torch.arange(number, batch.count)))
+                self.pool.add(batch.select(torch.arange(max(0, number - first), batch.count)))
                 return None
-            leaf = batch.select(torch.tensor([number]))
-            self.tally = replace(self.tally, visited=self.tally.visited + 1)
+            leaf = every.select(torch.tensor([number]))
+            self.own = replace(self.own, visited=self.own.visited + mine)
             proven, point = decide_leaf(self.bounding, leaf)
             if proven:
                 continue
             found = self.context.try_points(point)
             if found is not None:
                 return found
-            self.tally = replace(self.tally, stuck=self.tally.stuck + 1)
-            self.stuck_margin = min(self.stuck_margin, float(leaf.margin[0]))
+            if mine:
+                self.own = replace(self.own, stuck=self.own.stuck + 1)
+                self.stuck_margin = min(self.stuck_margin, float(leaf.margin[0]))
         return None
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """The subproblems of a round that can be split, and ``[B, T]`` which features they can be
+    split at; None where there is none.
+    """
+
+    batch: DomainBatch
+    is_open: Tensor | None
+
+    @property
+    def fewest_open(self) -> int:
+        """Open features of the subproblem that has the fewest."""
+        if self.is_open is None or self.batch.count == 0:
+            return _MANY
+        return int(self.is_open.sum(dim=1).min())

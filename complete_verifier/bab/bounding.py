@@ -21,6 +21,7 @@ from complete_verifier.bab.cuts import Cuts
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.inner import InnerBounding
 from complete_verifier.bab.multipliers import collect, spread
+from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.rounding import allowance_of
@@ -78,21 +79,27 @@ class Bounding:
         *,
         in_tiles: bool = False,
         inner: BetaOptions | None = None,
+        partners: Partners | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             options: memory and clock.
             inner: how inner neurons are bounded anew in every subproblem; None = they are not.
+            partners: where they compute in step, all bound equally many subproblems in one call,
+                and optimise until none has an open row; None = nobody else.
         """
         self.root = root
         self.features = features
         self.clauses = clauses
         self.options = options
         self.in_tiles = in_tiles
+        self.partners = Partners.alone() if partners is None else partners
         self.inner: InnerBounding | None = None
         if inner is not None and root.inner:
-            self.inner = InnerBounding(root.inner, inner, options, in_tiles)
+            # In tiles all rows are bounded, which is the same number on every rank.
+            every = in_tiles or self.partners.in_step
+            self.inner = InnerBounding(root.inner, inner, options, every)
 
     def signs(self, batch: DomainBatch) -> Tensor:
         """``[B, T]``: +1, -1 for split features, 0 for the others; bounds' dtype."""
@@ -217,13 +224,23 @@ class Bounding:
             ranges = self.features.own_bounds(problem.bounds)
             batch = replace(batch, ranges=ranges.to(batch.ranges.device))
         thresholds = self.thresholds(batch)
+        in_step, unfinished = self.partners.in_step, True
 
         def open_rows(lower: Tensor) -> Tensor:
+            nonlocal unfinished
             proven = (lower.double() > thresholds).any(dim=0)
+            if in_step and stop_early:
+                unfinished = not bool(proven.all())
             return (~proven).expand_as(lower)
 
+        def over(ahead_seconds: float) -> bool:
+            """Whether to end: the clock's answer is that of all ranks already."""
+            if self.options.out_of_time(ahead_seconds):
+                return True
+            return in_step and stop_early and self.partners.weights.agree_all(not unfinished)
+
         best = optimize_subproblems(
-            problem, options, open_rows, self.options.out_of_time, stop_early=stop_early
+            problem, options, open_rows, over, stop_early=stop_early and not in_step
         )
         betas = collect(self.features, batch, best.betas)
         rounding = self._beta_rounding(batch, betas).to(best.lower.device)

@@ -94,10 +94,13 @@ def score(
     )
 
 
-def candidates(scores: Scores, method: str, count: int) -> Tensor:
+def candidates(scores: Scores, method: str, count: int, most: Callable[[int], int] = int) -> Tensor:
     """``[B, C]`` features worth trying; each once, then -1.
 
     Where two scores propose the same one, it comes at its first place.
+
+    Args:
+        most: of the numbers C of all ranks that try candidates together, the largest.
     """
     chosen = {
         "fsb": (scores.babsr,),
@@ -112,7 +115,7 @@ def candidates(scores: Scores, method: str, count: int) -> Tensor:
     again = same.tril(diagonal=-1).any(dim=2)
     order = again.to(torch.uint8).argsort(dim=1, stable=True)
     found = found.masked_fill(again, -1).gather(1, order)
-    return found[:, : int((~again).sum(dim=1).amax())]
+    return found[:, : most(int((~again).sum(dim=1).amax()))]
 
 
 def choose(
@@ -121,7 +124,8 @@ def choose(
     count: int,
     reduceop: str,
     evaluate: Evaluate,
-    generator: torch.Generator,
+    noise: Callable[[], Tensor],
+    most: Callable[[int], int] = int,
 ) -> Tensor:
     """The feature ``[B]`` each subproblem is split at; every subproblem has an open one.
 
@@ -131,16 +135,17 @@ def choose(
         count: candidates per score.
         reduceop: min, max or mean over the two children.
         evaluate: margins of children, by one backward pass without optimisation.
-        generator: for `random`, the same on all ranks.
+        noise: for `random`, numbers ``[B, T]`` in [0, 1).
+        most: see `candidates`.
     """
     if method == "random":
-        noise = torch.rand(scores.babsr.shape, generator=generator)
-        return noise.to(scores.babsr.device).masked_fill(scores.babsr < 0, -1.0).argmax(dim=1)
+        drawn = noise().to(scores.babsr.device)
+        return drawn.masked_fill(scores.babsr < 0, -1.0).argmax(dim=1)
     if method == "babsr":
         return scores.babsr.argmax(dim=1)
     if method == "intercept":
         return scores.intercept.argmax(dim=1)
-    tried = candidates(scores, method, count)
+    tried = candidates(scores, method, count, most)
     results = []
     # A place that is left over tries the first candidate again; the first of equals is taken.
     tried = torch.where(tried < 0, tried[:, :1], tried)
@@ -161,6 +166,24 @@ _REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max": torch.maximum,
     "mean": lambda one, other: (one + other) / 2,
 }
+
+
+def drawn_from_paths(path: Tensor, seed: int, count: int) -> Tensor:
+    """``[B, count]`` numbers in [0, 1) that follow from subproblems' paths ``[B]`` and the seed.
+
+    A subproblem draws the same whatever is beside it, on whichever rank. The generator is
+    splitmix64 (Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators).
+    """
+    steps = torch.arange(1, count + 1, device=path.device) * -7046029254386353131
+    bits = (path * 6364136223846793005 + seed).unsqueeze(1) + steps
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        bits = (bits ^ _shifted(bits, shift)) * factor
+    return _shifted(bits ^ _shifted(bits, 31), 11).double() * 2.0**-53
+
+
+def _shifted(bits: Tensor, places: int) -> Tensor:
+    """Shifted to the right, zeros coming in from the left."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
 
 
 def several(scores: Scores, first: Tensor, count: int) -> Tensor:

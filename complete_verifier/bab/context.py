@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from complete_verifier.attack.box import SearchBox
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.attack.search import Confirm
 from complete_verifier.bab.batch_size import BatchSize
+from complete_verifier.bab.finds import Finds
+from complete_verifier.bab.partners import Partners
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Region
 
@@ -91,9 +93,12 @@ class BabContext:
     Attributes:
         network: the network (weights may be sharded: every call is made by all ranks alike).
         region: box and unsafe set.
-        bounds: chunks, memory limit, clock and progress; `bounds.out_of_time()` is collective.
-        confirm: replays a candidate with onnxruntime; the same answer on all ranks.
-        pool_limit_bytes: most memory open subproblems may take.
+        bounds: chunks, memory limit, clock and progress. `bounds.out_of_time()` is asked within a
+            round: where ranks compute in step, a collective with one answer for all.
+        confirm: replays a candidate with onnxruntime. No collective where subproblems are shared:
+            ranks have other candidates. Otherwise the same answer on all ranks.
+        partners: the ranks that share the subproblems.
+        pool_limit_bytes: most memory open subproblems may take on a rank.
         memory_used: largest share of the device's memory taken so far; the same answer on all
             ranks. 1 where a larger batch gains nothing, as on CPUs.
     """
@@ -102,12 +107,17 @@ class BabContext:
     region: Region
     bounds: BoundOptions
     confirm: Confirm
+    partners: Partners = field(default_factory=Partners.alone)
     pool_limit_bytes: float = float("inf")
     memory_used: Callable[[], float] = _all_of_it
 
     def out_of_time(self) -> bool:
-        """Whether the clock has run out; the same answer on all ranks."""
+        """Whether the clock has run out; see `bounds`."""
         return self.bounds.out_of_time(0.0)
+
+    def finds(self) -> Finds:
+        """A fresh place for counterexamples of this region."""
+        return Finds(lambda point: self.confirm(self.region, point), go_on=self.partners.in_step)
 
     def say(self, text: str) -> None:
         """Report progress."""

@@ -41,6 +41,7 @@ from complete_verifier.model.network import Network
 # Coefficient elements of a tile on the CPU if all neurons were unstable; usually a quarter is.
 # Measured, ACAS Xu property 5, seconds: 2**17 5.7, 2**18 3.8, 2**19 3.4, 2**20 2.6, 2**21 2.8.
 _TILE_ELEMENTS = 1 << 20
+_BLOCK_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class InputBounds:
         options: BoundOptions,
         settings: InputSplitSettings,
         threshold: float,
+        *,
+        in_blocks: bool = False,
     ) -> None:
         """Prepare.
 
@@ -114,11 +117,16 @@ class InputBounds:
             options: cut and sparsity. The clock is not asked here: a round is bounded or not.
             settings: method.
             threshold: margin a proof must exceed.
+            in_blocks: the bits of a block of boxes (`begin_block`) depend on nothing but these.
         """
+        self.in_blocks = in_blocks
         self.graph = network.graph
         self.rows = rows
         self.settings = settings
         self.threshold = threshold
+        if in_blocks:
+            # What a pass may hold follows from the memory at hand; bits must not.
+            options = replace(options, memory_bytes=_BLOCK_BYTES)
         self.options = replace(
             options,
             intermediate="ibp" if settings.bounding in ("ibp", "crown-ibp") else "crown",
@@ -150,6 +158,11 @@ class InputBounds:
             return max(16, _TILE_ELEMENTS // (symbols * widest))
         rows = max([self.rows.num_rows, *(2 * width for width in widths)])
         return max(16, _TILE_ELEMENTS // (rows * widest))
+
+    def begin_block(self) -> None:
+        """Forget what was learnt of boxes before, if blocks are to be independent of each other."""
+        if self.in_blocks:
+            self.trial = AlphaTrial()
 
     def bound(self, boxes: Boxes) -> Bounded:
         """Bound boxes; what was known of them stays known.

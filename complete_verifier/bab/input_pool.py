@@ -22,6 +22,7 @@ class Boxes:
         margin: ``[B]`` float64: every point's margin of every open clause is at least this.
         path: ``[B]`` int64, position in the tree: the side of split k = 0, 1, … is bit 61 - k.
             Neighbours in the tree are neighbours in this order; unique down to 62 splits.
+        key: ``[B]`` int64, a number that follows from the splits alone; no two boxes share one.
         depth: ``[B]`` int32, number of splits.
         excluded: ``[B, C]`` bool, clauses no point of the box satisfies.
     """
@@ -31,6 +32,7 @@ class Boxes:
     score: Tensor
     margin: Tensor
     path: Tensor
+    key: Tensor
     depth: Tensor
     excluded: Tensor
 
@@ -55,6 +57,40 @@ class Boxes:
         """Bytes of all tensors."""
         return sum(getattr(self, name).nbytes for name in _FIELDS)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All attributes, in order."""
+        return [getattr(self, name) for name in _FIELDS]
+
+    @property
+    def width(self) -> int:
+        """Of what boxes have different numbers of: nothing."""
+        return 0
+
+    def widen(self, width: int) -> Boxes:
+        """The same; all boxes are equally large."""
+        return self
+
+    def rebuilt(self, tensors: list[Tensor]) -> Boxes:
+        """Boxes of other tensors, in the order of `tensors`."""
+        return Boxes(*tensors)
+
+    def joined(self, other: Boxes) -> Boxes:
+        """These boxes, then others."""
+        return Boxes.concatenate([self, other])
+
+    @property
+    def fingerprint(self) -> int:
+        """A number made of what each box is; equal for equal sets, a sum modulo 2^64."""
+        kind = torch.int32 if self.lower.element_size() == 4 else torch.int64
+        column = (2 * torch.arange(self.lower.shape[1], device=self.key.device) + 1) * _STEP
+        ends = self.lower.view(kind) * column + self.upper.view(kind) * (column ^ _ODD)
+        mixed = (self.key ^ (self.margin.view(torch.int64) * _ODD)) + ends.sum(dim=1)
+        clauses = torch.arange(1, self.excluded.shape[1] + 1, device=self.key.device) * _ODD
+        mixed = mixed + (self.excluded * clauses).sum(dim=1)
+        mixed = (mixed ^ (mixed >> 29)) * _ODD
+        return int(((mixed ^ (mixed >> 32)) * _ODD).sum()) % _MODULUS
+
     def select(self, index: Tensor) -> Boxes:
         """The boxes at ``index``: positions, or a mask ``[B]``."""
         return Boxes(*(getattr(self, name)[index] for name in _FIELDS))
@@ -72,7 +108,10 @@ class Boxes:
         return Boxes(*(torch.cat([getattr(part, name) for part in parts]) for name in _FIELDS))
 
 
-_FIELDS = ("lower", "upper", "score", "margin", "path", "depth", "excluded")
+_FIELDS = ("lower", "upper", "score", "margin", "path", "key", "depth", "excluded")
+# A 64-bit congruential mix: equal splits give equal keys on every rank.
+_ODD, _STEP = 6364136223846793005, 1442695040888963407
+_MODULUS = 1 << 64
 
 
 def midpoint(lower: Tensor, upper: Tensor) -> Tensor:
@@ -95,6 +134,7 @@ def root_boxes(lower: Tensor, upper: Tensor, excluded: Tensor) -> Boxes:
         score=(upper - lower).unsqueeze(0),
         margin=torch.full((1,), -torch.inf, dtype=torch.float64, device=lower.device),
         path=torch.zeros(1, dtype=torch.int64, device=lower.device),
+        key=torch.ones(1, dtype=torch.int64, device=lower.device),
         depth=torch.zeros(1, dtype=torch.int32, device=lower.device),
         excluded=excluded.unsqueeze(0),
     )
@@ -117,6 +157,7 @@ def halve(parents: Boxes, dims: Tensor) -> Boxes:
     score = parents.score.scatter(1, column, parents.score.gather(1, column) / 2)
     step = torch.ones_like(parents.path) << (61 - parents.depth.long()).clamp(min=0)
     step = torch.where(parents.depth < 62, step, torch.zeros_like(step))
+    key = parents.key * _ODD + (2 * dims + 1) * _STEP
 
     def pair(first: Tensor, second: Tensor) -> Tensor:
         return torch.stack([first, second], dim=1).flatten(0, 1)
@@ -127,13 +168,14 @@ def halve(parents: Boxes, dims: Tensor) -> Boxes:
         score=pair(score, score),
         margin=pair(parents.margin, parents.margin),
         path=pair(parents.path, parents.path + step),
+        key=pair(key, key + _STEP),
         depth=pair(parents.depth + 1, parents.depth + 1),
         excluded=pair(parents.excluded, parents.excluded),
     )
 
 
 class BoxPool:
-    """Open boxes in a total order: margin, then path.
+    """Open boxes in a total order: margin, then path, then key.
 
     The live boxes fill the front of the slabs in no order; the order is made when boxes are
     taken, by one partial selection over the margins. Adding and taking cost a few tensor
@@ -150,6 +192,7 @@ class BoxPool:
         self._worst_first = worst_first
         self._slabs: Boxes | None = None
         self._count = 0
+        self._fingerprint = 0
 
     def __len__(self) -> int:
         return self._count
@@ -166,10 +209,25 @@ class BoxPool:
             return float("inf")
         return float(self._slabs.margin[: self._count].min())
 
+    @property
+    def fingerprint(self) -> int:
+        """That of all open boxes together; 0 when none is open."""
+        return self._fingerprint
+
+    def keys(self, count: int) -> Tensor:
+        """Bits of the margins, paths and keys of the first `count` boxes, ``[n, 3]`` int64."""
+        if self._slabs is None:
+            return torch.zeros(0, 3, dtype=torch.int64)
+        first = self._slabs.select(self._first(self._slabs, min(count, self._count)))
+        return torch.stack([first.margin.view(torch.int64), first.path, first.key], dim=1).cpu()
+
     def add(self, boxes: Boxes) -> None:
-        """Put boxes in."""
+        """Put boxes in; none at all say what those to come look like."""
         if boxes.count == 0:
+            if self._slabs is None:
+                self._slabs = boxes
             return
+        self._fingerprint = (self._fingerprint + boxes.fingerprint) % _MODULUS
         slabs = self._reserve(boxes)
         for name in _FIELDS:
             getattr(slabs, name)[self._count : self._count + boxes.count] = getattr(boxes, name)
@@ -183,11 +241,23 @@ class BoxPool:
         """
         if self._slabs is None:
             raise ValueError("the pool is empty")
+        return self._out(self._slabs, self._first(self._slabs, min(count, self._count)))
+
+    def take_spread(self, count: int) -> Boxes:
+        """Take out `count` boxes, or all, from all over the order: what is left is alike."""
+        if self._slabs is None:
+            raise ValueError("the pool is empty")
         count = min(count, self._count)
-        chosen = self._first(self._slabs, count)
-        taken = self._slabs.select(chosen)
-        self._fill_holes(self._slabs, chosen)
-        self._count -= count
+        places = (2 * torch.arange(count) + 1) * self._count // max(1, 2 * count)
+        order = self._first(self._slabs, self._count)
+        return self._out(self._slabs, order[places.to(order.device)])
+
+    def _out(self, slabs: Boxes, chosen: Tensor) -> Boxes:
+        """Take out the boxes at some positions."""
+        taken = slabs.select(chosen)
+        self._fill_holes(slabs, chosen)
+        self._count -= taken.count
+        self._fingerprint = (self._fingerprint - taken.fingerprint) % _MODULUS
         return taken
 
     def _first(self, slabs: Boxes, count: int) -> Tensor:
@@ -195,11 +265,12 @@ class BoxPool:
         margin = slabs.margin[: self._count]
         key = margin if self._worst_first else -slabs.depth[: self._count].double()
         candidates = torch.arange(self._count, device=key.device)
-        if count < self._count:
-            bound = key.kthvalue(max(count, 1)).values
+        if 0 < count < self._count:
+            bound = key.kthvalue(count).values
             candidates = candidates[key <= bound]  # more than `count` where keys are equal
         order = np.lexsort(
             (
+                slabs.key[candidates].cpu().numpy(),
                 slabs.path[candidates].cpu().numpy(),
                 margin[candidates].cpu().numpy(),
                 key[candidates].cpu().numpy(),

@@ -3,6 +3,9 @@
 A round takes the first boxes of the pool, splits and bounds them, tries points of those that stay
 open, and puts these back.
 
+Several ranks each own a pool and meet between rounds, as in `activation`. Under
+`bab.force_synchronous` a batch is cut into blocks whose bits depend on nothing outside them.
+
 Reference: Bunel et al. 2018 (arXiv 1711.00455), algorithm 1, with the input's domain split; smart
 branching after Wang et al. 2018 (arXiv 1809.08098), section 3.
 """
@@ -21,9 +24,10 @@ from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_attack import InputAttack
 from complete_verifier.bab.input_bounds import Bounded, InputBounds
 from complete_verifier.bab.input_branching import children
-from complete_verifier.bab.input_pool import BoxPool, root_boxes
+from complete_verifier.bab.input_pool import Boxes, BoxPool, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bab.share import next_batch, next_blocks
 from complete_verifier.bab.stop import Tally
 from complete_verifier.bab.tree_attack import is_due
 from complete_verifier.bounds.input_box import input_box
@@ -55,10 +59,14 @@ def input_branch_and_bound(
 
 _NOUN = "boxes"
 _WALK_PERIOD = 32
+# Blocks a batch is cut into where it may be spread over any number of ranks: 2, 3, 4 and 6 divide
+# it. Fewer boxes than this are not worth a block of their own.
+_BLOCKS = 12
+_SMALLEST_BLOCK = 16
 
 
 class _Search:
-    """One region's pool and counters."""
+    """One region's boxes: this rank's pool, its counters, and those of all ranks together."""
 
     def __init__(
         self,
@@ -69,74 +77,117 @@ class _Search:
         box: Interval,
     ) -> None:
         self.context = context
+        self.partners = context.partners
         self.settings = settings
         self.bab = bab
+        self.parents = max(1, bab.batch_size // 2)
         self.bounds = InputBounds(
-            context.network, rows, box, context.bounds, settings, bab.threshold
+            context.network,
+            rows,
+            box,
+            context.bounds,
+            settings,
+            bab.threshold,
+            in_blocks=bab.synchronous,
         )
         excluded = torch.zeros(rows.num_clauses, dtype=torch.bool, device=box.lower.device)
         self.region = root_boxes(box.lower.flatten(), box.upper.flatten(), excluded)
         self.attack = InputAttack(context)
         self.pool = BoxPool(worst_first=bab.by_bound)
+        self.pool.add(self.region.select(torch.arange(0)))
         self.stuck_margin = float("inf")
         self.start = time.monotonic()
-        self.progress = Tally()
+        self.own = Tally()
+        self.total = Tally()
 
     def run(self) -> BabOutcome:
         """Rounds until every box is excluded, a counterexample is found or a limit is met."""
-        self._receive(self.bounds.bound(self.region))
-        while (found := stop.ending(self.progress, self.bab, self.context)) is None:
-            self._round()
-            seconds = time.monotonic() - self.start
-            self.context.say(stop.status(self.progress, _NOUN, seconds))
-        return stop.outcome(found, self.progress, self.bab, _NOUN)
+        self._count(self.partners.attempt(self._begin))
+        while (found := stop.ending(self.total, self.bab, self.context)) is None:
+            self._count(self._round())
+        if found is Ending.PROVEN:
+            stop.check_nothing_left(self.partners, self.own)
+        ended = stop.outcome(found, self.total, self.bab, _NOUN)
+        return replace(ended, fingerprint=stop.sum_of(self.partners, self.pool.fingerprint))
 
-    def _round(self) -> None:
-        """Take boxes, split them, bound the children, keep what is open."""
-        parents = self.pool.take(max(1, self.bab.batch_size // 2))
+    def _begin(self) -> None:
+        """The whole region is the first rank's."""
+        if self.partners.pool.rank == 0:
+            self._receive(self.bounds.bound(self.region), 0)
+
+    def _round(self) -> Exception | None:
+        """Take boxes, split them, bound the children, keep what is open.
+
+        Returns:
+            What went wrong on this rank, for all to learn.
+        """
+        blocks = self._next_blocks()
+        rounds = self.own.rounds
+        taken = sum(block.count for block in blocks)
+        self.own = replace(self.own, rounds=rounds + 1, taken=taken)
+        return self.partners.attempt(lambda: self._work(blocks, rounds))
+
+    def _next_blocks(self) -> list[Boxes]:
+        """This rank's boxes of the next batch, each block in the order of paths."""
+        waiting = self.total.waiting_by_rank
+        if self.bab.synchronous:
+            block = min(self.bounds.tile // 2, -(-self.parents // _BLOCKS))
+            block = max(_SMALLEST_BLOCK, block)
+            return next_blocks(self.partners, self.pool, self.parents, waiting, block)
+        parents = next_batch(self.partners, self.pool, self.parents, waiting, in_order=False)
+        if parents.count == 0:
+            return []
         # Neighbours share stable neurons, which is what makes a tile cheap.
-        parents = parents.select(parents.path.argsort(stable=True))
-        bounded = children(
-            parents,
-            self.bounds.bound,
-            self.settings,
-            self.bab.batch_size,
-            self.progress.rounds,
-        )
-        self.progress = replace(
-            self.progress,
-            rounds=self.progress.rounds + 1,
-            visited=self.progress.visited + bounded.boxes.count,
-        )
-        self._receive(bounded)
+        return [parents.select(parents.path.argsort(stable=True))]
 
-    def _receive(self, bounded: Bounded) -> None:
+    def _work(self, blocks: list[Boxes], rounds: int) -> None:
+        """Split and bound blocks of boxes."""
+        found = []
+        for block in blocks:
+            self.bounds.begin_block()
+            found.append(
+                children(block, self.bounds.bound, self.settings, self.bab.batch_size, rounds)
+            )
+        if found:
+            bounded = Bounded.concatenate(found)
+            self.own = replace(self.own, visited=self.own.visited + bounded.boxes.count)
+            self._receive(bounded, rounds + 1)
+
+    def _receive(self, bounded: Bounded, rounds: int) -> None:
         """Try points of open boxes; put those that can be split into the pool."""
         still = bounded.select(bounded.boxes.is_open)
         can_split = still.boxes.splittable.any(dim=1)
-        found = self._attack(still, still.select(~can_split))
+        found = self._attack(still, still.select(~can_split), rounds)
         self.pool.add(still.boxes.select(can_split))
         stuck = still.boxes.margin[~can_split]
         if stuck.numel():
             self.stuck_margin = min(self.stuck_margin, float(stuck.min()))
-        self.progress = replace(
-            self.progress,
-            waiting=len(self.pool),
-            pool_bytes=self.pool.num_bytes,
-            stuck=self.progress.stuck + int(stuck.numel()),
-            worst_margin=min(self.stuck_margin, self.pool.worst_margin),
-            counterexample=found,
+        self.own = replace(
+            self.own, stuck=self.own.stuck + int(stuck.numel()), counterexample=found
         )
 
-    def _attack(self, still: Bounded, stuck: Bounded) -> Counterexample | None:
+    def _count(self, failure: Exception | None) -> None:
+        """Bring the tally up to date with the pool, sum up over ranks, and report."""
+        self.own = replace(
+            self.own,
+            waiting=len(self.pool),
+            pool_bytes=self.pool.num_bytes,
+            worst_margin=min(self.stuck_margin, self.pool.worst_margin),
+            late=self.context.out_of_time(),
+        )
+        self.total = stop.together(self.partners, self.own, failure)
+        self.context.say(stop.status(self.total, _NOUN, time.monotonic() - self.start))
+
+    def _attack(self, still: Bounded, stuck: Bounded, rounds: int) -> Counterexample | None:
         """Cheap points every round; a walk now and then.
 
         Boxes that cannot be split are never met again, so they are tried at once.
         """
-        check, rounds = self.settings.adv_check, self.progress.rounds
+        check = self.settings.adv_check
         if check < 0:
             return None
-        if self.progress.visited < check:
+        # Of the others this rank knows what they had visited before the round.
+        if max(self.total.visited, self.own.visited) < check:
             return self.attack.look(stuck)
         found = self.attack.look(still)
         if found is not None:

@@ -55,6 +55,38 @@ class DomainBatch:
         deep = {name: pad(getattr(self, name), (0, missing)) for name in _DEEP}
         return replace(self, **deep)
 
+    @property
+    def width(self) -> int:
+        """Splits there is room for, D."""
+        return int(self.splits.shape[1])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All attributes, in order."""
+        return [getattr(self, name) for name in _FIELDS]
+
+    def rebuilt(self, tensors: list[Tensor]) -> DomainBatch:
+        """Subproblems like these with other values, `tensors` as in `tensors`."""
+        return DomainBatch(*tensors)
+
+    def joined(self, other: DomainBatch) -> DomainBatch:
+        """These subproblems, then others."""
+        return DomainBatch.concatenate([self, other])
+
+    @property
+    def fingerprint(self) -> int:
+        """A number made of what each subproblem is: clause, path, splits and the margin's bits.
+
+        Equal for equal sets, in whatever order and with however much room; a sum modulo 2^64, so
+        that ranks can add theirs.
+        """
+        column = (2 * torch.arange(self.width, device=self.path.device) + 1) * _ODD
+        points = self.points.view(torch.int32 if self.points.element_size() == 4 else torch.int64)
+        mixed = self.path ^ (self.clause * _ODD) ^ (self.margin.view(torch.int64) * _ODD)
+        mixed = mixed + (self.splits * column).sum(dim=1) + (points * (column ^ _ODD)).sum(dim=1)
+        mixed = (mixed ^ (mixed >> 29)) * _ODD
+        return int(((mixed ^ (mixed >> 32)) * _ODD).sum()) % _MODULUS
+
     @staticmethod
     def concatenate(batches: list[DomainBatch]) -> DomainBatch:
         """All subproblems of the given batches, in order."""
@@ -68,6 +100,7 @@ _FIELDS = ("clause", "path", "depth", *_DEEP, "alphas", "ranges", "margin")
 
 
 _ODD = 6364136223846793005
+_MODULUS = 1 << 64
 
 
 class DomainPool:
@@ -92,6 +125,7 @@ class DomainPool:
         self._free: list[int] = []
         self._slabs: DomainBatch | None = None
         self._capacity = 0
+        self._fingerprint = 0
 
     def __len__(self) -> int:
         return len(self._order)
@@ -112,16 +146,18 @@ class DomainPool:
 
     @property
     def fingerprint(self) -> int:
-        """A number made of every open subproblem's path and the bits of its margin.
+        """That of all open subproblems together, see `DomainBatch`; 0 when none is open."""
+        return self._fingerprint
 
-        Equal for equal sets, in whatever order; a sum modulo 2^64, so that ranks can add theirs.
+    def keys(self, count: int) -> Tensor:
+        """Bits of the margins, and paths, of the first `count` subproblems: ``[n, 3]`` int64.
+
+        For a pool in the order of bounds. The last column is zero: no two paths are equal.
         """
-        if not self._order:
-            return 0
-        index = torch.tensor([int(key[-1]) for key in self._order])
-        slabs = self._require_slabs()
-        mixed = (slabs.path[index] ^ (slabs.margin[index].view(torch.int64) * _ODD)) * _ODD
-        return int(((mixed ^ (mixed >> 29)) * _ODD).sum())
+        first = list(self._order[:count])
+        margins = torch.tensor([key[0] for key in first], dtype=torch.float64)
+        paths = torch.tensor([key[1] for key in first], dtype=torch.int64)
+        return torch.stack([margins.view(torch.int64), paths, torch.zeros_like(paths)], dim=1)
 
     def sort(self) -> None:
         """Depth first, put what waits now behind what will come, ordered by margin."""
@@ -131,10 +167,13 @@ class DomainPool:
         self._order = SortedList((1, margin[key[-1]], 0.0, *key[-2:]) for key in self._order)
 
     def add(self, batch: DomainBatch) -> None:
-        """Put subproblems in."""
+        """Put subproblems in; an empty batch says what those to come look like."""
         if batch.count == 0:
+            if self._slabs is None:
+                self._slabs = batch
             return
         batch = DomainBatch(*(getattr(batch, name).cpu() for name in _FIELDS))
+        self._fingerprint = (self._fingerprint + batch.fingerprint) % _MODULUS
         self._reserve(batch)
         slots = [self._free.pop() for _ in range(batch.count)]
         index = torch.tensor(slots)
@@ -156,11 +195,25 @@ class DomainPool:
         """Take out up to `count` subproblems, first in order first."""
         chosen = list(self._order[:count])
         del self._order[:count]
+        return self._out(chosen)
+
+    def take_spread(self, count: int) -> DomainBatch:
+        """Take out `count` subproblems, or all, from all over the order: what is left is alike."""
+        count = min(count, len(self))
+        places = [(2 * number + 1) * len(self) // (2 * count) for number in range(count)]
+        chosen = [self._order[place] for place in places]
+        for place in reversed(places):
+            del self._order[place]
+        return self._out(chosen)
+
+    def _out(self, chosen: list[tuple[float, ...]]) -> DomainBatch:
+        """The subproblems of some keys that have left the order; their slots become free."""
         slots = [int(key[-1]) for key in chosen]
         slabs, index = self._require_slabs(), torch.tensor(slots, dtype=torch.int64)
         batch = slabs.select(index)
         slabs.margin[index] = torch.inf
         self._free.extend(slots)
+        self._fingerprint = (self._fingerprint - batch.fingerprint) % _MODULUS
         depth = int(batch.depth.max()) if slots else 0
         return replace(batch, **{name: getattr(batch, name)[..., :depth] for name in _DEEP})
 

@@ -1,30 +1,36 @@
 """When branch and bound stops, of activations and of inputs alike.
 
-The decision rests on counts and on the clock alone. Over several ranks the counts are summed, the
-margins' minimum taken, and all ranks decide alike.
+The decision rests on counts and on the clock alone. After every round the ranks exchange theirs:
+counts are summed, the margins' minimum is taken, one late rank is enough, and all decide alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, replace
 
+from auto_LiRPA_patches.errors import SoundnessError
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bab.partners import Partners
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How far a region's branch and bound has come.
+    """How far a region's branch and bound has come: on one rank, or on all together.
 
     Attributes:
-        rounds: batches worked on.
+        rounds: batches worked on, the same on every rank.
         visited: subproblems bounded, the root's excluded.
         waiting: subproblems in the pool.
         stuck: subproblems that can neither be excluded nor split.
         worst_margin: smallest margin of a waiting or stuck subproblem; +inf without any.
-        pool_bytes: memory of the pool.
+        pool_bytes: memory of the pool; of all together, of the rank whose pool takes most.
+        taken: subproblems of the last batch.
+        late: whether the clock has run out.
         counterexample: a confirmed one.
+        waiting_by_rank, bytes_by_rank: of all together, `waiting` and `pool_bytes` of each rank.
     """
 
     rounds: int = 0
@@ -33,7 +39,84 @@ class Tally:
     stuck: int = 0
     worst_margin: float = float("inf")
     pool_bytes: int = 0
+    taken: int = 0
+    late: bool = False
     counterexample: Counterexample | None = None
+    waiting_by_rank: tuple[int, ...] = ()
+    bytes_by_rank: tuple[int, ...] = ()
+
+
+_LATE, _FOUND, _FAILED = 1, 2, 4
+
+
+def together(partners: Partners, own: Tally, failure: Exception | None = None) -> Tally:
+    """What all ranks have come to; the same on all of them. A collective.
+
+    Args:
+        own: this rank's.
+        failure: what ended this rank's work.
+
+    Raises:
+        PartnerError: on all ranks, if some rank's work failed; see `Partners.attempt`.
+    """
+    flags = _LATE * own.late + _FOUND * (own.counterexample is not None)
+    flags += _FAILED * (failure is not None)
+    message = [own.visited, own.waiting, own.stuck, own.pool_bytes, own.taken]
+    rows = partners.pool.all_gather_integers(
+        "round of branch and bound", [*message, _bits(own.worst_margin), flags]
+    )
+    said = [row[6] for row in rows]
+    if any(flag & _FAILED for flag in said):
+        partners.raise_together(failure)
+    finders = [rank for rank, flag in enumerate(said) if flag & _FOUND]
+    found = own.counterexample
+    if finders:  # the first one hands it to the others, rank 0 among them
+        found = partners.pool.broadcast_object(found, finders[0])
+    visited, waiting, stuck, held, taken, *_ = zip(*rows, strict=True)
+    return replace(
+        own,
+        visited=sum(visited),
+        waiting=sum(waiting),
+        stuck=sum(stuck),
+        worst_margin=min(_number(row[5]) for row in rows),
+        pool_bytes=max(held),
+        taken=sum(taken),
+        late=any(flag & _LATE for flag in said),
+        counterexample=found,
+        waiting_by_rank=tuple(waiting),
+        bytes_by_rank=tuple(held),
+    )
+
+
+def sum_of(partners: Partners, fingerprint: int) -> int:
+    """The ranks' fingerprints together, modulo 2^64. A collective."""
+    halves = [fingerprint >> 32, fingerprint & 0xFFFFFFFF]
+    rows = partners.pool.all_gather_integers("fingerprint", halves)
+    return sum((high << 32) + low for high, low in rows) % (1 << 64)
+
+
+def check_nothing_left(partners: Partners, own: Tally) -> None:
+    """Before a proof, let every rank say once more that it holds nothing. A collective.
+
+    Raises:
+        SoundnessError: some rank does.
+    """
+    if not partners.pool.agree_all(own.waiting == 0 and own.stuck == 0):
+        raise SoundnessError(
+            "branch and bound: the counts of all ranks said that no subproblem is left, but a rank "
+            "holds one. Nothing is concluded."
+        )
+
+
+def _bits(value: float) -> int:
+    """The bits of a float64 as a signed integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits
+
+
+def _number(bits: int) -> float:
+    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return value
 
 
 def ending(tally: Tally, settings: BabSettings, context: BabContext) -> Ending | None:
@@ -42,7 +125,7 @@ def ending(tally: Tally, settings: BabSettings, context: BabContext) -> Ending |
         return Ending.VIOLATED
     if tally.waiting == 0:
         return Ending.STUCK if tally.stuck else Ending.PROVEN
-    if context.out_of_time():
+    if tally.late:
         return Ending.TIMEOUT
     if tally.pool_bytes > context.pool_limit_bytes:
         return Ending.MEMORY
@@ -76,9 +159,10 @@ def outcome(found: Ending, tally: Tally, settings: BabSettings, noun: str) -> Ba
 
 
 def status(tally: Tally, noun: str, seconds: float) -> str:
-    """One line of progress."""
+    """One line of progress; the memory is that of each rank's pool."""
+    held = " + ".join(f"{own / 2**20:.1f}" for own in tally.bytes_by_rank or (tally.pool_bytes,))
     return (
         f"round {tally.rounds}: {tally.visited} {noun} visited, {tally.waiting} open "
-        f"({tally.pool_bytes / 2**20:.1f} MiB), lower bound {tally.worst_margin:.6g}, "
+        f"({held} MiB), lower bound {tally.worst_margin:.6g}, "
         f"{tally.visited / max(seconds, 1e-9):.0f} per second"
     )

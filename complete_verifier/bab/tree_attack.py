@@ -35,17 +35,10 @@ class TreeAttack:
     def look(self, points: np.ndarray, rounds: int) -> Counterexample | None:
         """Try ``points [n, num_inputs]`` of the round with this number."""
         context = self._context
+        finds = context.finds()
         inside, margins = context.closest(points, _WALKERS)
-        if (margins[:1] <= 0).any():
-            found = context.confirm(context.region, inside[0])
-            if found is not None:
-                return found
-        if not is_due(rounds, self._period):
-            return None
-        return descend(
-            context.network.forward,
-            context.region,
-            inside,
-            lambda point: context.confirm(context.region, point),
-            steps=_STEPS,
-        )
+        if (margins[:1] <= 0).any() and finds.accept(inside[0]) is not None:
+            return finds.first
+        if is_due(rounds, self._period):
+            descend(context.network.forward, context.region, inside, finds.accept, steps=_STEPS)
+        return finds.first

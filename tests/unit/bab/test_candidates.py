@@ -40,7 +40,7 @@ def test_the_choice_is_that_of_trying_all_twice() -> None:
     def evaluate(feature: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
         return margins[torch.arange(BATCH), feature, (side > 0).long()]
 
-    chosen = choose(scores, "kfsb", 4, "min", evaluate, torch.Generator())
+    chosen = choose(scores, "kfsb", 4, "min", evaluate, lambda: scores.gap)
     tables = (scores.gap, scores.intercept)
     every = torch.cat([table.topk(4, dim=1).indices for table in tables], dim=1)
     best = margins.amin(2).gather(1, every).argmax(dim=1, keepdim=True)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from auto_LiRPA_patches.errors import SoundnessError
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import stop
 from complete_verifier.bab.context import BabSettings
 from complete_verifier.bab.outcome import Ending
+from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.stop import Tally
 
 
 @dataclass(frozen=True)
-class Clock:
+class Limit:
     """What `stop.ending` asks of the context."""
 
-    late: bool = False
     pool_limit_bytes: float = 1000.0
-
-    def out_of_time(self) -> bool:
-        return self.late
 
 
 LIMITS = BabSettings(max_domains=10, max_iterations=5)
@@ -49,7 +47,8 @@ FOUND = Counterexample(np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.float
 def test_the_end_follows_from_counts_and_clock(
     tally: Tally, late: bool, expected: Ending | None
 ) -> None:
-    assert stop.ending(tally, LIMITS, Clock(late)) is expected  # type: ignore[arg-type]
+    tally = replace(tally, late=late)
+    assert stop.ending(tally, LIMITS, Limit()) is expected  # type: ignore[arg-type]
 
 
 def test_the_outcome_counts_what_is_left_and_says_why() -> None:
@@ -60,3 +59,18 @@ def test_the_outcome_counts_what_is_left_and_says_why() -> None:
         assert (found.rounds, found.domains_visited, found.domains_left) == (2, 40, 11)
         assert found.lower_bound == -0.5 and found.ending is ending
     assert "bab.max_domains" in stop.outcome(Ending.MAX_DOMAINS, tally, LIMITS, "boxes").reason
+
+
+def test_one_rank_comes_to_what_it_has_itself() -> None:
+    own = Tally(rounds=2, visited=9, waiting=4, stuck=1, worst_margin=-0.0, pool_bytes=7, late=True)
+    found = stop.together(Partners.alone(), own)
+    assert found == replace(own, waiting_by_rank=(4,), bytes_by_rank=(7,))
+    assert "4 open (0.0 MiB)" in stop.status(found, "boxes", 1.0)
+    assert stop.sum_of(Partners.alone(), (1 << 64) - 3) == (1 << 64) - 3
+
+
+def test_no_proof_while_a_rank_holds_something() -> None:
+    stop.check_nothing_left(Partners.alone(), Tally())
+    for own in (Tally(waiting=1), Tally(stuck=1)):
+        with pytest.raises(SoundnessError, match="a rank holds one"):
+            stop.check_nothing_left(Partners.alone(), own)

@@ -22,6 +22,7 @@ def random_boxes(generator: np.random.Generator, count: int, first: int) -> Boxe
         score=torch.zeros(count, 2),
         margin=torch.from_numpy(generator.integers(-3, 0, size=count).astype(np.float64)),
         path=torch.from_numpy(generator.permutation(10_000)[:count] * 10_000 + first),
+        key=torch.arange(first, first + count),
         depth=torch.from_numpy(generator.integers(0, 5, size=count).astype(np.int32)),
         excluded=torch.zeros(count, 1, dtype=torch.bool),
     )
@@ -63,7 +64,7 @@ def test_pool_bytes_cover_its_slabs_and_a_box_is_small() -> None:
     pool = BoxPool()
     assert pool.num_bytes == 0
     pool.add(random_boxes(np.random.default_rng(0), 1000, 0))
-    per_box = 3 * 2 * 4 + 8 + 8 + 4 + 1
+    per_box = 3 * 2 * 4 + 3 * 8 + 4 + 1
     assert 1000 * per_box <= pool.num_bytes <= 1500 * per_box
 
 
@@ -82,6 +83,7 @@ def test_halves_share_their_splitting_point_and_cover_the_parent() -> None:
         score=torch.rand(200, 3, generator=generator),
         margin=torch.arange(200, dtype=torch.float64),
         path=torch.zeros(200, dtype=torch.int64),
+        key=torch.arange(200),
         depth=torch.zeros(200, dtype=torch.int32),
         excluded=torch.zeros(200, 2, dtype=torch.bool),
     )
@@ -103,7 +105,7 @@ def test_paths_are_unique_and_neighbours_stay_together() -> None:
     boxes = root_boxes(torch.zeros(1), torch.ones(1), torch.zeros(1, dtype=torch.bool))
     for _ in range(8):
         boxes = halve(boxes, torch.zeros(boxes.count, dtype=torch.int64))
-    assert boxes.path.unique().numel() == 256
+    assert boxes.path.unique().numel() == boxes.key.unique().numel() == 256
     by_path = boxes.select(boxes.path.argsort())
     assert torch.equal(by_path.upper[:-1, 0], by_path.lower[1:, 0])
 

@@ -1,0 +1,70 @@
+"""Who hands how many subproblems to whom. Plain integers, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# A round that would do less than this share of what it could, or take so much longer, is worth
+# moving subproblems for.
+_EFFICIENCY = 0.9
+# Memory is worth evening out beyond this times the average, and as many batches.
+_LOPSIDED = 1.25
+# Subproblems moved at a time: so many batches per rank at most.
+_MOST_BATCHES = 4
+
+
+def even(total: int, ranks: int) -> list[int]:
+    """`total` in parts that differ by one at most, larger ones first."""
+    return [total // ranks + int(rank < total % ranks) for rank in range(ranks)]
+
+
+def transfers(held: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+    """How many subproblems each rank sends to each, so that ranks hold as many as `wanted`.
+
+    Args:
+        held, wanted: per rank, with equal sums.
+
+    Returns:
+        ``[from][to]``. What is moved is as little as possible.
+    """
+    if sum(held) != sum(wanted):
+        raise ValueError(f"transfers: {sum(held)} are held and {sum(wanted)} wanted")
+    table = [[0] * len(held) for _ in held]
+    needs = [max(0, want - have) for have, want in zip(held, wanted, strict=True)]
+    for source, (have, want) in enumerate(zip(held, wanted, strict=True)):
+        excess = max(0, have - want)
+        for target, need in enumerate(needs):
+            moved = min(excess, need)
+            table[source][target] = moved
+            needs[target] -= moved
+            excess -= moved
+    return table
+
+
+def evened_out(waiting: Sequence[int], batch: int) -> list[int] | None:
+    """How many subproblems each rank should hold before a round; None where they stay in place.
+
+    Args:
+        waiting: in each rank's pool.
+        batch: most that a rank takes in a round.
+    """
+    ranks, total = len(waiting), sum(waiting)
+    best = min(total, ranks * batch)
+    longest = -(-best // ranks)
+    done = [min(own, batch) for own in waiting]
+    lopsided = max(waiting) > _LOPSIDED * total / ranks + _MOST_BATCHES * batch
+    idle = sum(done) < _EFFICIENCY * best or max(done) > longest / _EFFICIENCY + 1
+    if not idle and not lopsided:
+        return None
+    wanted = even(total, ranks)
+    table = transfers(waiting, wanted)
+    limit = _MOST_BATCHES * batch
+    left = list(waiting)
+    for source, row in enumerate(table):
+        room = limit
+        for target, count in enumerate(row):
+            moved = min(count, room)
+            room -= moved
+            left[source] -= moved
+            left[target] += moved
+    return left

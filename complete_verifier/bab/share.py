@@ -1,0 +1,145 @@
+"""What a rank works on in a round: its share of the batch, of its own pool or handed over.
+
+Under `bab.force_synchronous` the batch is the first so many subproblems of all pools in one order,
+margin, then path, however many ranks there are. Otherwise each rank takes from its own pool, and
+pools are only evened out where ranks would stand idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from complete_verifier.bab.balance import even, evened_out, transfers
+from complete_verifier.bab.exchange import Batch, check_conserved, exchange
+from complete_verifier.bab.partners import Partners
+
+
+class Pool(Protocol[Batch]):
+    """A rank's open subproblems."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> int:
+        """A sum modulo 2^64 over what is in it."""
+
+    def keys(self, count: int) -> Tensor:
+        """Margins' bits, paths, and what tells equal paths apart, of the first ``[n, 3]``."""
+
+    def add(self, batch: Batch) -> None:
+        """Put subproblems in."""
+
+    def take(self, count: int) -> Batch:
+        """Take the first out."""
+
+    def take_spread(self, count: int) -> Batch:
+        """Take some out from all over the order."""
+
+
+def next_batch(
+    partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int], *, in_order: bool
+) -> Batch:
+    """Take this rank's part of the next batch out of the pools. A collective.
+
+    Args:
+        size: subproblems of all ranks together, at most.
+        waiting: in each rank's pool, by rank.
+        in_order: take the very first of all pools, in the order of bounds.
+
+    Raises:
+        SoundnessError: a subproblem was lost or doubled on its way.
+    """
+    if in_order:
+        return _first_of_all(partners, pool, size, waiting)
+    most = -(-size // partners.pool.size)
+    after = evened_out(waiting, most)
+    if after is None:
+        return pool.take(most)
+    before = len(pool), pool.fingerprint
+    table = transfers(waiting, after)
+    excess = pool.take_spread(sum(table[partners.pool.rank]))
+    pool.add(exchange(partners.pool, excess, table))
+    check_conserved(partners.pool, before, (len(pool), pool.fingerprint))
+    return pool.take(most)
+
+
+def next_blocks(
+    partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int], block: int
+) -> list[Batch]:
+    """Take this rank's part of the next batch, in blocks that do not depend on the ranks.
+
+    The first `size` subproblems of all pools, in the order of bounds, are put into the order of
+    their paths and cut into equal blocks of at most `block`; each rank gets whole blocks.
+    A collective.
+    """
+    before = len(pool), pool.fingerprint
+    owner, keys = _offers(partners, pool, size, waiting)
+    first = _in_order(keys)[:size]
+    owner, keys = owner[first], keys[first]
+    # By path, then by what tells equal paths apart.
+    place = np.lexsort((keys[:, 2], keys[:, 1])).argsort()
+    number = max(1, -(-len(first) // block))
+    block_of = place * number // max(1, len(first))
+    shares = np.cumsum(even(number, len(waiting)))
+    target = np.searchsorted(shares, block_of, side="right")
+    rank, ranks = partners.pool.rank, len(waiting)
+    table = [
+        [int(((owner == source) & (target == to)).sum()) for to in range(ranks)]
+        for source in range(ranks)
+    ]
+    batch = pool.take(sum(table[rank]))
+    batch = batch.select(torch.from_numpy(target[owner == rank].argsort(kind="stable")))
+    if ranks > 1:
+        batch = exchange(partners.pool, batch, table)
+        left = len(pool) + batch.count, pool.fingerprint + batch.fingerprint
+        check_conserved(partners.pool, before, left)
+    own = target == rank
+    # Received by rank and in each rank's order: back to the order of paths.
+    arrived = np.lexsort((np.flatnonzero(own), owner[own]))
+    by_path = place[own][arrived].argsort()
+    blocks = block_of[own][arrived][by_path]
+    order = torch.from_numpy(by_path)
+    return [batch.select(order[torch.from_numpy(blocks == one)]) for one in np.unique(blocks)]
+
+
+def _first_of_all(
+    partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int]
+) -> Batch:
+    """The first of all pools; those a rank has too many of are handed over."""
+    before = len(pool), pool.fingerprint
+    owner, keys = _offers(partners, pool, size, waiting)
+    first = owner[_in_order(keys)[:size]]
+    counts = [int(count) for count in np.bincount(first, minlength=len(waiting))]
+    wanted = even(sum(counts), len(counts))
+    batch = pool.take(counts[partners.pool.rank])
+    if counts == wanted:
+        return batch
+    table = transfers(counts, wanted)
+    kept = batch.count - sum(table[partners.pool.rank])
+    places = torch.arange(batch.count)
+    received = exchange(partners.pool, batch.select(places[kept:]), table)
+    batch = batch.select(places[:kept]).joined(received)
+    left = len(pool) + batch.count, pool.fingerprint + batch.fingerprint
+    check_conserved(partners.pool, before, left)
+    return batch
+
+
+def _offers(
+    partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Owners ``[n]`` and keys ``[n, 3]`` of the first `size` subproblems of every pool."""
+    offered = [min(size, count) for count in waiting]
+    keys = partners.pool.all_gather_uneven(pool.keys(size), offered)
+    return np.repeat(np.arange(len(offered)), offered), keys.numpy()
+
+
+def _in_order(keys: np.ndarray) -> np.ndarray:
+    """The order of keys: margin, path, then what tells equal paths apart."""
+    margins = np.ascontiguousarray(keys[:, 0]).view(np.float64)
+    order: np.ndarray = np.lexsort((keys[:, 2], keys[:, 1], margins))
+    return order

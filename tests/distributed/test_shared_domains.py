@@ -1,0 +1,299 @@
+"""Branch and bound whose subproblems are spread over 2, 3 and 4 ranks, against one rank.
+
+Under `bab.force_synchronous` every round is compared bit for bit; otherwise verdicts are compared
+with the exact minimum. A failure is a subproblem that is lost (a false proof), bounded twice, or
+bounded otherwise than on one rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact_minimum import affine_layers, minimum
+from torch import nn
+
+from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
+from auto_LiRPA_patches.engine.build import build_graph
+from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.subproblems import BetaOptions
+from auto_LiRPA_patches.engine.upstream_node import BuildOptions
+from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks
+from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
+from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
+from auto_LiRPA_patches.sharding.whole_weights import held_whole
+from complete_verifier.attack.counterexample import Counterexample
+from complete_verifier.bab import activation, exchange, share, stop
+from complete_verifier.bab.activation import activation_branch_and_bound
+from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.input_settings import InputSplitSettings
+from complete_verifier.bab.input_split import input_branch_and_bound
+from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bab.partners import PartnerError, Partners
+from complete_verifier.bounds.incomplete import verify_region
+from complete_verifier.bounds.settings import BoundSettings
+from complete_verifier.model.network import Network
+from complete_verifier.specification import Region
+from tests.distributed.ranks import RankFailure, RankPool
+from tests.unit.bounds.region_cases import at_most, mlp, region
+
+pytestmark = pytest.mark.distributed
+
+WORLDS = (2, 3, 4)
+BETA = BetaOptions(iterations=4, alpha_rate=0.1, beta_rate=0.1)
+SETTINGS = BabSettings(batch_size=16, beta=BETA, reduceop="max", max_iterations=60)
+SYNCHRONOUS = replace(SETTINGS, synchronous=True, max_iterations=5)
+
+
+def network_on(ranks: Ranks, module: nn.Module, num_inputs: int, *, fsdp: bool) -> Network:
+    """The network that a module is, its weights whole or in slices."""
+    weights = ShardedWeights(ranks.data) if fsdp else OneRankWeights()
+    bounded = build_bounded_module(module, torch.zeros(1, num_inputs))
+    graph = build_graph(bounded, weights, BuildOptions())
+    return Network(graph, (num_inputs,), num_inputs, graph.output_shape[0], None, (1, num_inputs))
+
+
+def seeded(*sizes: int, seed: int = 0, scale: float = 1.0) -> nn.Module:
+    torch.manual_seed(seed)
+    module = mlp(*sizes).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(scale)
+    return module
+
+
+def wide() -> tuple[nn.Module, Region]:
+    """Wide enough that a product's bits depend on its number of rows; two clauses."""
+    clauses = at_most([1.0, -1.0], 0.0), at_most([-1.0, 1.0], 0.02)
+    return seeded(200, 96, 96, 2), region([-0.05] * 200, [0.05] * 200, *clauses)
+
+
+def beside_the_minimum(gap: float, seed: int = 0) -> tuple[nn.Module, Region]:
+    """A clause that the exact minimum misses by `gap`, or meets where that is negative."""
+    module = seeded(3, 10, 8, 2, seed=seed, scale=1.5)
+    low, high = -np.ones(3), np.ones(3)
+    truth = minimum(affine_layers(module, (3,)), np.array([1.0, -1.0]), low, high)
+    return module.float(), region([-1] * 3, [1] * 3, at_most([1.0, -1.0], truth - gap))
+
+
+def search(
+    ranks: Ranks,
+    module: nn.Module,
+    where: Region,
+    settings: BabSettings,
+    fsdp: bool,
+    inputs: InputSplitSettings | None = None,
+) -> tuple[BabOutcome, list[tuple[Any, ...]], int]:
+    """The outcome, what all ranks had come to after each round, and this rank's largest pool."""
+    network = network_on(ranks, module, where.lower.size, fsdp=fsdp)
+
+    def confirm(asked: Region, point: np.ndarray) -> Counterexample | None:
+        if settings.synchronous:
+            return None  # the search is to go on
+        outputs = np.zeros(2, dtype=np.float32)
+        with torch.no_grad():
+            if not fsdp:
+                outputs = network.forward(torch.from_numpy(point).unsqueeze(0))[0].numpy()
+        holds = fsdp or asked.violated_by(outputs)
+        return Counterexample(point, outputs) if holds else None
+
+    context = BabContext(
+        network=network,
+        region=where,
+        bounds=BoundOptions(),
+        confirm=confirm,
+        partners=Partners(
+            ranks.data, ranks.data if fsdp and inputs is None else Communicator.single()
+        ),
+    )
+    rounds: list[tuple[Any, ...]] = []
+    largest = 0
+    together = stop.together
+
+    def noting(partners: Partners, own: stop.Tally, failure: Exception | None) -> stop.Tally:
+        nonlocal largest
+        total = together(partners, own, failure)
+        largest = max(largest, own.waiting)
+        rounds.append((total.rounds, total.visited, total.waiting, total.worst_margin))
+        return total
+
+    stop.together = noting  # type: ignore[assignment]
+    try:
+        if inputs is not None:
+            with held_whole(network.graph.weights):
+                return input_branch_and_bound(context, inputs, settings), rounds, largest
+        root = verify_region(network, where, BoundSettings(method="crown")).root
+        assert root is not None
+        return activation_branch_and_bound(root, context, settings), rounds, largest
+    finally:
+        stop.together = together
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_synchronous_rounds_are_those_of_one_rank_bit_for_bit(
+    rank_pool: RankPool, fsdp: bool
+) -> None:
+    module, where = wide()
+    settings = replace(SYNCHRONOUS, method="random" if fsdp else "kfsb")
+    alone, rounds, largest = search(Ranks.alone(), module, where, settings, False)
+    assert len(rounds) == 6 and rounds[-1][1] > 40 and alone.fingerprint != 0
+    for size in WORLDS:
+        for outcome, own_rounds, own_largest in rank_pool.run(
+            search, size, module, where, settings, fsdp
+        ):
+            assert outcome == alone
+            assert own_rounds == rounds
+            assert own_largest < 0.75 * largest
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize(("gap", "expected"), [(2e-3, Ending.PROVEN), (-2e-3, Ending.VIOLATED)])
+def test_verdicts_beside_the_true_minimum(
+    rank_pool: RankPool, gap: float, expected: Ending, fsdp: bool
+) -> None:
+    """Leaves included: with one step of α and β, many subproblems are split to the end."""
+    module, where = beside_the_minimum(gap)
+    settings = replace(SETTINGS, beta=replace(BETA, iterations=1), max_iterations=None)
+    for size in WORLDS:
+        outcomes = [
+            found for found, *_ in rank_pool.run(search, size, module, where, settings, fsdp)
+        ]
+        assert {found.ending for found in outcomes} == {expected}
+        assert len({found.domains_visited for found in outcomes}) == 1
+        points = {
+            found.counterexample and found.counterexample.inputs.tobytes() for found in outcomes
+        }
+        assert len(points) == 1 and (None in points) == (expected is Ending.PROVEN)
+
+
+BOXES = BabSettings(batch_size=128, max_iterations=12, synchronous=True)
+MANNERS = {
+    "brute force, crown": InputSplitSettings(adv_check=-1),
+    "smart, alpha-crown": InputSplitSettings(heuristic="sb", bounding="alpha-crown", adv_check=-1),
+}
+
+
+@pytest.mark.parametrize("manner", list(MANNERS))
+def test_synchronous_boxes_are_those_of_one_rank_bit_for_bit(
+    rank_pool: RankPool, manner: str
+) -> None:
+    module = seeded(4, 24, 24, 2, seed=3, scale=2.0)
+    where = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], -1.35))
+    inputs = MANNERS[manner]
+    alone, rounds, largest = search(Ranks.alone(), module, where, BOXES, False, inputs)
+    assert len(rounds) == 13 and alone.fingerprint != 0 and rounds[-1][1] > 200
+    for size in WORLDS:
+        for outcome, own_rounds, _ in rank_pool.run(
+            search, size, module, where, BOXES, size == 3, inputs
+        ):
+            assert outcome == alone
+            assert own_rounds == rounds
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(1e-3, Ending.PROVEN), (-1e-3, Ending.VIOLATED)])
+def test_verdicts_of_boxes_beside_the_true_minimum(
+    rank_pool: RankPool, gap: float, expected: Ending
+) -> None:
+    module, where = beside_the_minimum(gap, seed=1)
+    settings = replace(BOXES, synchronous=False, batch_size=64, max_iterations=None)
+    for size in WORLDS:
+        found = rank_pool.run(search, size, module, where, settings, False, InputSplitSettings())
+        assert {outcome.ending for outcome, *_ in found} == {expected}
+        assert len({outcome.domains_visited for outcome, *_ in found}) == 1
+        if expected is Ending.PROVEN:
+            assert all(largest > 0 for *_, largest in found)  # every rank had work
+
+
+def lose_one(communicator: Communicator, batch: Any, table: Any) -> Any:
+    """The bug to be caught: the first subproblem that rank 1 receives is forgotten."""
+    received = _exchange(communicator, batch, table)
+    return received.select(torch.arange(received.count)[int(communicator.rank == 1) :])
+
+
+_exchange = exchange.exchange
+
+
+def with_a_loss(ranks: Ranks, *arguments: Any, unchecked: bool) -> Any:
+    share.exchange = lose_one
+    check = share.check_conserved
+    if unchecked:
+        share.check_conserved = lambda *_: None
+    try:
+        return search(ranks, *arguments)
+    finally:
+        share.exchange, share.check_conserved = _exchange, check
+
+
+def lose(ranks: Ranks, *arguments: Any) -> Any:
+    return with_a_loss(ranks, *arguments, unchecked=False)
+
+
+def lose_unseen(ranks: Ranks, *arguments: Any) -> Any:
+    return with_a_loss(ranks, *arguments, unchecked=True)
+
+
+@pytest.mark.parametrize("inputs", [None, InputSplitSettings(adv_check=-1)])
+def test_a_subproblem_lost_on_its_way_is_an_error(
+    rank_pool: RankPool, inputs: InputSplitSettings | None
+) -> None:
+    module, where = beside_the_minimum(2e-3)
+    settings = replace(SYNCHRONOUS, max_iterations=40)
+    with pytest.raises(RankFailure, match="SoundnessError: .* were held by 2 rank.* before a move"):
+        rank_pool.run(lose, 2, module, where, settings, False, inputs)
+
+
+def test_without_the_check_a_lost_subproblem_would_change_the_count(rank_pool: RankPool) -> None:
+    module, where = wide()
+    alone, *_ = search(Ranks.alone(), module, where, SYNCHRONOUS, False)
+    found = rank_pool.run(lose_unseen, 2, module, where, SYNCHRONOUS, False)
+    assert all(outcome.fingerprint != alone.fingerprint for outcome, *_ in found)
+
+
+def deaf(ranks: Ranks, *arguments: Any) -> Any:
+    """The bug to be caught: every rank takes its own counts for those of all."""
+    together = stop.together
+
+    def own_alone(partners: Partners, own: stop.Tally, failure: Exception | None) -> stop.Tally:
+        return together(Partners.alone(), own, failure)
+
+    stop.together = own_alone
+    try:
+        return search(ranks, *arguments)
+    finally:
+        stop.together = together
+
+
+def test_counts_that_are_not_summed_prove_nothing(rank_pool: RankPool) -> None:
+    """Rank 1 holds nothing at first, and would call that a proof."""
+    module, where = beside_the_minimum(-2e-3)
+    with pytest.raises(RankFailure):
+        rank_pool.run(deaf, 2, module, where, SETTINGS, False, collective_timeout=5)
+
+
+def fail_on_rank_1(ranks: Ranks, error: str, *arguments: Any) -> str:
+    """What a rank tells when rank 1 fails while it bounds subproblems."""
+    optimize, calls = activation.Bounding.optimize, []
+
+    def failing(self: Any, *given: Any, **named: Any) -> Any:
+        calls.append(1)
+        if ranks.data.rank == 1 and len(calls) == 2:
+            raise {"fault": TypeError("planted"), "memory": MemoryError("planted")}[error]
+        return optimize(self, *given, **named)
+
+    activation.Bounding.optimize = failing  # type: ignore[method-assign]
+    try:
+        return str(search(ranks, *arguments)[0].ending)
+    except PartnerError as found:
+        return str(found)
+    finally:
+        activation.Bounding.optimize = optimize  # type: ignore[method-assign]
+
+
+def test_a_failure_on_one_rank_of_three_is_known_to_all(rank_pool: RankPool) -> None:
+    module, where = wide()
+    said = rank_pool.run(fail_on_rank_1, 3, "fault", module, where, SYNCHRONOUS, False)
+    expected = "branch and bound failed on rank 1: internal error: TypeError: planted"
+    assert said == [expected] * 3

@@ -1,0 +1,87 @@
+"""Who hands how many subproblems to whom: nobody loses any, and nobody idles beside a full pool.
+
+A failure is a subproblem that is sent but not received, or a rank without work.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from auto_LiRPA_patches.errors import SoundnessError
+from auto_LiRPA_patches.sharding.collectives import Communicator
+from complete_verifier.bab.balance import even, evened_out, transfers
+from complete_verifier.bab.exchange import _pack, _unpack, check_conserved
+from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
+from complete_verifier.bab.partners import Partners
+from complete_verifier.bab.share import next_batch, next_blocks
+from tests.unit.bab.test_domain_pool import batch_of, check
+
+
+def test_transfers_lead_to_what_is_wanted_and_no_rank_both_sends_and_receives() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        held = [draw.randrange(0, 40) for _ in range(draw.randrange(1, 6))]
+        wanted = even(sum(held), len(held))
+        table = transfers(held, wanted)
+        for rank, row in enumerate(table):
+            received = sum(other[rank] for other in table)
+            assert held[rank] - sum(row) + received == wanted[rank]
+            assert not (sum(row) and received)
+    with pytest.raises(ValueError, match="3 are held and 4 wanted"):
+        transfers([1, 2], [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("waiting", "after"),
+    [
+        ([5], None),
+        ([300, 280], None),
+        ([256, 0], [128, 128]),
+        ([1, 0], None),
+        ([0, 51], [26, 25]),
+        ([10_000, 300], [10_000 - 1024, 300 + 1024]),  # no more than four batches at a time
+        ([300, 240, 256], None),
+        ([9_000, 256, 256, 256], [9_000 - 1024, 1280, 256, 256]),  # nobody idles, yet lopsided
+    ],
+)
+def test_pools_are_evened_out_where_a_rank_would_idle(
+    waiting: list[int], after: list[int] | None
+) -> None:
+    assert evened_out(waiting, 256) == after
+
+
+def test_what_travels_comes_out_as_it_went_in() -> None:
+    batch = batch_of([-1.0, -2.0, -0.5], [3, 0, 2])
+    again = batch.rebuilt(_unpack(_pack(batch), batch.tensors))
+    check(again)
+    assert again.fingerprint == batch.fingerprint
+    nothing = batch.select(torch.arange(0))
+    assert batch.rebuilt(_unpack(_pack(nothing), batch.tensors)).count == 0
+
+
+def test_a_change_in_number_or_in_content_is_an_error() -> None:
+    alone = Communicator.single()
+    check_conserved(alone, (3, 77), (3, 77 + (1 << 64)))
+    for after in ((2, 77), (3, 78)):
+        with pytest.raises(SoundnessError, match="3 subproblems .* before a move"):
+            check_conserved(alone, (3, 77), after)
+
+
+def test_blocks_hold_the_first_boxes_in_the_order_of_their_paths() -> None:
+    boxes = root_boxes(torch.zeros(2), torch.ones(2), torch.zeros(1, dtype=torch.bool))
+    for number in range(7):
+        boxes = halve(boxes, (torch.arange(boxes.count) + number) % 2)
+    margins = -torch.rand(boxes.count, generator=torch.Generator().manual_seed(0)).double()
+    pool = BoxPool()
+    pool.add(boxes.rebuilt([*boxes.tensors[:3], margins, *boxes.tensors[4:]]))
+    blocks = next_blocks(Partners.alone(), pool, 50, [128], 16)
+    assert [block.count for block in blocks] == [13, 12, 13, 12]
+    taken = torch.cat([block.margin for block in blocks])
+    assert float(taken.max()) < pool.worst_margin
+    paths = torch.cat([block.path for block in blocks])
+    assert torch.equal(paths, paths.sort().values)
+    rest = next_batch(Partners.alone(), pool, 100, [78], in_order=False)
+    assert rest.count == 78 and len(pool) == 0 and pool.fingerprint == 0
