@@ -15,12 +15,22 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tables import experiment4, experiment5, experiment6, experiment7, experiment8
+from tables import (
+    experiment1,
+    experiment2,
+    experiment4,
+    experiment5,
+    experiment6,
+    experiment7,
+    experiment8,
+)
 from tables.ranks import ROOT, RunFailedError, Setting
 from tables.table import Table
 
-# Experiments 1 to 3 are about tensor parallelism.
 EXPERIMENTS: dict[int, Callable[[Setting], Table]] = {
+    1: experiment1.run,
+    2: experiment2.run,
+    3: experiment2.run_alpha,
     4: experiment4.run,
     5: experiment5.run,
     6: experiment6.run,

@@ -215,7 +215,7 @@ class _MovedWeights:
     def matrix(self, layer: Linear, slices: Slices, axis: int) -> WeightHandle:
         """The part of W ``[out, in]`` for some outputs (axis 0) or inputs (axis 1)."""
         axis = 1 - axis if layer.transposed else axis
-        part = slices.take(self._source.gather(layer.weight), axis)
+        part = self._source.part(layer.weight, axis, slices.start, slices.own)
         return self._register(layer.weight, _Cut(axis, slices), part)
 
     def _register(self, handle: WeightHandle, cut: _Cut, part: Tensor) -> WeightHandle:
@@ -225,7 +225,8 @@ class _MovedWeights:
             if name in self._names:  # tied weights that are cut in two ways
                 name = f"{name}, cut along axis {cut.axis}"
             self._names.add(name)
-            if cut.slices is not None:
-                part = part.clone(memory_format=torch.contiguous_format)  # a view keeps it whole
+            is_view = part.untyped_storage().nbytes() > part.nbytes
+            if cut.slices is not None and (is_view or not part.is_contiguous()):
+                part = part.clone(memory_format=torch.contiguous_format)  # a view keeps the whole
             self._known[key] = self.target.register(name, part)
         return self._known[key]

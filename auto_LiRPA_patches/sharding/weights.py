@@ -103,6 +103,13 @@ class WeightSource(ABC):
         The caller drops the tensor after the operator call and never writes to it.
         """
 
+    def part(self, handle: WeightHandle, axis: int, start: int, size: int) -> Tensor:
+        """Return places ``start .. start + size`` of the weight along `axis`, replicated.
+
+        A view of `gather`'s result; a source that can make a part without the whole does.
+        """
+        return self.gather(handle).narrow(axis, start, size)
+
     @abstractmethod
     def share(self) -> tuple[ParameterShare, ...]:
         """Return what this rank holds of each parameter, by handle index."""

@@ -60,6 +60,16 @@ def bound(setting: Setting, network: str, ranks: int, *flags: str) -> dict[str, 
     return found
 
 
+def split(setting: Setting, network: str, ranks: int, *flags: str) -> list[dict[str, Any]]:
+    """Bound a network split by neuron over `ranks` ranks (`tp_worker`); every rank's report."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out.json"
+        arguments = [network, "--out", str(out), "--device", setting.device, *flags]
+        _start(setting, ranks, [str(WORKER.with_name("tp_worker.py")), *arguments])
+        found: list[dict[str, Any]] = json.loads(out.read_text())
+    return found
+
+
 def verify(setting: Setting, config: str, ranks: int, *flags: str) -> dict[str, Any]:
     """Verify the one instance of a config of exp_configs/fsdp; returns its record."""
     name = f"{config}_{ranks}"
@@ -89,7 +99,7 @@ def _start(setting: Setting, ranks: int, command: Sequence[str]) -> None:
         launcher += ["--nproc_per_node", str(ranks), "--"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(setting.threads)}
     environment["MKL_NUM_THREADS"] = str(setting.threads)
-    environment["PYTHONPATH"] = str(ROOT)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
     print(f"  {ranks} rank(s): {' '.join(Path(part).name for part in command)}", flush=True)
     start = time.monotonic()
     result = subprocess.run(
