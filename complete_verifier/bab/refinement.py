@@ -161,10 +161,13 @@ def _bounds_of(
     root: Root, node: int, elements: Tensor, context: RefineContext, settings: RefineSettings
 ) -> Tensor:
     """Lower bounds ``[2F]`` of the neurons ``elements [F]`` and of their negatives."""
+    beta = settings.beta
+    if settings.synchronous:
+        beta = replace(beta, prune_ratio=None)
     effort = TreeEffort(
         rounds=settings.rounds,
-        first=replace(settings.beta, iterations=settings.first_iterations),
-        beta=settings.beta,
+        first=replace(beta, iterations=settings.first_iterations),
+        beta=beta,
         synchronous=settings.synchronous,
     )
     tree = NeuronTree(

@@ -59,9 +59,9 @@ def refine_passes(config: Config) -> tuple[RefinePass, ...]:
     """
     if config.general.complete_verifier != "bab-refine":
         return ()
-    beta = bab_settings(config).own_beta
+    beta = bab_settings(config).beta
     once = RefineSettings(
-        beta=replace(beta, iterations=_REFINE_ITERATIONS, prune_ratio=None),
+        beta=replace(beta, iterations=_REFINE_ITERATIONS),
         batch_size=max(2, int(config.solver.batch_size)),
         share=min(1.0, float(config.solver.mip.refine_neuron_time_percentage)),
         synchronous=config.bab.force_synchronous,

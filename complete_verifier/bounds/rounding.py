@@ -68,7 +68,8 @@ def rounding_allowance(
         coeffs, _ = input_form(graph, box, graph.output, chunk, lambda i: state.lines(i, None))
         if coeffs is None:
             return largest.new_zeros(chunk.count)
-        return coeffs[:, 0].flatten(1).abs() @ largest
+        # Not a product: its bits depend on how many rows there are.
+        return (coeffs[:, 0].flatten(1).abs() * largest).sum(dim=1)
 
     untimed = replace(options, out_of_time=never)
     cut = chunking(graph, graph.output, box.lower.shape[0], options)
