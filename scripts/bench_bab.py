@@ -44,7 +44,8 @@ from complete_verifier.specification import Region, read_vnnlib
 
 _MEMORY_BYTES = 2 << 30
 _PRODUCTS = frozenset(
-    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
+    f"aten::{name}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addmv_", "dot")
 )
 
 
