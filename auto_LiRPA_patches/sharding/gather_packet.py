@@ -8,6 +8,8 @@ Layout (bytes, on every rank): 64 of header, 8 192 of payload::
     24  past       hash of everything asked for before
     32  announced  weight this message is about, -1 = none
     40  digest     hash of all registered names, shapes, dtypes, strides and values
+    48  then       weight that the rank is going to ask for next, -1 = none is guessed
+    56  plan       hash of it and those after it
     64  payload    this rank's slice of the announced weight, where it fits
 
 The size never varies, so ranks that fall out of step still exchange whole messages and learn of
@@ -40,6 +42,8 @@ class Header:
     past: int
     announced: int
     digest: int
+    then: int
+    plan: int
 
 
 class Packet:
@@ -69,7 +73,7 @@ class Packet:
     def headers(self) -> list[Header | None]:
         """Every rank's header, by rank; None where a rank sent something else. Waits."""
         rows = self._pending.wait()[:, :_HEADER_BYTES].contiguous().view(torch.int64).tolist()
-        return [Header(*row[1:6]) if row[0] == _MARK else None for row in rows]
+        return [Header(*row[1:8]) if row[0] == _MARK else None for row in rows]
 
     def payload(self) -> Tensor:
         """All ranks' slices, one after the other: uint8 ``[R * num_bytes]``. Waits."""

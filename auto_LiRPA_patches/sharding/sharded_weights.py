@@ -18,12 +18,16 @@ packet said the same.
 Prefetch. The next weights are guessed (`gather_order`), alike on all ranks. Their packets go up to
 three gathers ahead, and the nearest large weight is fetched while the caller computes with the
 present one: two whole layers at most are alive, the one in use and the one on its way. What keeps
-a wrong guess, or a rank that strays, harmless:
+a wrong guess, or a rank that strays or guesses on its own, harmless:
 
-- every gather sends at least one packet, and before anything larger. The first thing that two
-  ranks exchange after they part is therefore a packet, whose headers differ;
 - every gather first looks at all packets of the gathers before;
+- each then sends one packet, which says what is asked for and how it goes on (the plan). A rank for
+  which all is as the packets said sends nothing else but the weight they announced, which all ranks
+  have agreed on; one that has more to say, or other things, first looks at its packet's answers;
 - what was guessed wrong is waited for and dropped.
+
+The first thing that two ranks exchange after they part is therefore a packet whose headers differ,
+and the rank that left the agreed way reads them before it sends anything of another size.
 """
 
 from __future__ import annotations
@@ -53,9 +57,10 @@ from auto_LiRPA_patches.sharding.weights import (
 
 _CONTENT_HEX_DIGITS = 16
 _DIGEST_HEX_DIGITS = 15  # 60 bits, so that it fits a signed 64-bit integer
-_PAST_MODULUS = (1 << 61) - 1
+_HASH_MODULUS = (1 << 61) - 1
 _PACKETS_AHEAD = 3
 _NOTHING = -1
+_NEXT = 2  # place in a plan of the weight asked for next
 
 
 @dataclass
@@ -65,6 +70,10 @@ class _Ticket:
     handle: WeightHandle
     packet: Packet
     slices: PendingGather | None = None
+
+    def holds(self, handle: WeightHandle, part: Tensor) -> bool:
+        """Whether it is the weight `handle`, here or on its way."""
+        return self.handle == handle and (fits(part) or self.slices is not None)
 
 
 class ShardedWeights(WeightSource):
@@ -201,22 +210,29 @@ class ShardedWeights(WeightSource):
             self._uses[handle.index] += 1
             return part
         self._check_packets()
-        ticket = self._take_ticket(handle)
-        # Guessed too late to be fetched ahead counts as not guessed, but for the packet.
-        is_fetched = ticket is not None and (fits(part) or ticket.slices is not None)
-        if ticket is None or not is_fetched:
-            # Memory first: a rank that finds none has not yet made any other rank wait for it.
-            buffer = None if fits(part) else self._whole(part)
-            said = self._announce(handle, handle if ticket is None else None)
-            ticket = ticket or said
-            self._check_packets()
-            if buffer is not None:
-                ticket.slices = self._communicator.start_all_gather(part, buffer)
+        next_ticket = self._tickets[0] if self._tickets else None
+        if next_ticket is not None and next_ticket.holds(handle, part):
+            ticket = self._tickets.popleft()
+        else:
+            ticket = self._fetch_now(handle, part)
         flat = ticket.packet.payload() if ticket.slices is None else ticket.slices.wait().view(-1)
-        self._look_ahead(handle, must_speak=is_fetched)
+        self._look_ahead(handle)
         self._uses[handle.index] += 1
-        self._past = (self._past * 1_000_003 + handle.index + 1) % _PAST_MODULUS
+        self._past = _hash((handle.index,), self._past)
         return flat.view(part.dtype)
+
+    def _fetch_now(self, handle: WeightHandle, part: Tensor) -> _Ticket:
+        """Ask for a weight that was not guessed, or too late, once all ranks are seen to."""
+        known = next((ticket for ticket in self._tickets if ticket.handle == handle), None)
+        # Memory first: a rank that finds none has not yet made any other rank wait for it.
+        is_coming = known is not None and known.slices is not None
+        buffer = None if fits(part) or is_coming else self._whole(part)
+        said = self._announce(handle, handle if known is None else None)
+        self._check_packets()
+        ticket = self._take_ticket(handle) or said
+        if buffer is not None:
+            ticket.slices = self._communicator.start_all_gather(part, buffer)
+        return ticket
 
     def _whole(self, part: Tensor) -> Tensor:
         """Room for all ranks' slices, ``[R, c]``."""
@@ -232,7 +248,9 @@ class ShardedWeights(WeightSource):
         self._drop_tickets(waiting.index(handle.index))
         return self._tickets.popleft()
 
-    def _announce(self, asked: WeightHandle, handle: WeightHandle | None) -> _Ticket:
+    def _announce(
+        self, asked: WeightHandle, handle: WeightHandle | None, plan: Sequence[int] = ()
+    ) -> _Ticket:
         """Send a packet about `handle` (None = nothing) while `asked` is being gathered."""
         header = Header(
             asked=asked.index,
@@ -240,6 +258,8 @@ class ShardedWeights(WeightSource):
             past=self._past,
             announced=_NOTHING if handle is None else handle.index,
             digest=int(self.digest[:_DIGEST_HEX_DIGITS], 16),
+            then=plan[_NEXT] if len(plan) > _NEXT else _NOTHING,
+            plan=_hash(plan),
         )
         part = None if handle is None else self._slices[handle.index]
         inline = part if part is not None and fits(part) else None
@@ -247,21 +267,28 @@ class ShardedWeights(WeightSource):
         self._unchecked.append(packet)
         return _Ticket(asked if handle is None else handle, packet)
 
-    def _look_ahead(self, asked: WeightHandle, *, must_speak: bool) -> None:
+    def _look_ahead(self, asked: WeightHandle) -> None:
         """Send packets of the next weights, and begin to fetch the nearest large one."""
         if self._order is None:
             return
         self._order.note(asked.index)
         ahead = self._order.upcoming(_PACKETS_AHEAD)
         waiting = [ticket.handle.index for ticket in self._tickets]
-        if waiting != ahead[: len(waiting)]:
+        goes_on = waiting == ahead[: len(waiting)]
+        new = [self._handles[index] for index in (ahead[len(waiting) :] if goes_on else ahead)]
+        plan = (int(goes_on), len(waiting), *ahead)
+        first = self._announce(asked, new[0] if new else None, plan)
+        agreed = len(waiting)
+        if not goes_on or len(new) > 1:
+            self._check_packets()
+            agreed += 1
+        if not goes_on:
             self._drop_tickets(len(waiting))
-        known = len(self._tickets)
-        for index in ahead[known:]:
-            self._tickets.append(self._announce(asked, self._handles[index]))
-        if must_speak and len(ahead) <= known:
-            self._announce(asked, None)
-        for ticket in list(self._tickets)[:known]:  # whose packets were checked
+            agreed = 1
+        if new:
+            self._tickets.append(first)
+            self._tickets.extend(self._announce(asked, handle, plan) for handle in new[1:])
+        for ticket in list(self._tickets)[:agreed]:
             part = self._slices[ticket.handle.index]
             if not fits(part):
                 if ticket.slices is None:
@@ -287,10 +314,9 @@ class ShardedWeights(WeightSource):
         spoken = [header for header in headers if header is not None]
         if len({header.digest for header in spoken}) > 1:
             self.check_agreement()
+        plans_differ = len({header.plan for header in spoken}) > 1
         listing = ", ".join(
-            f"rank {rank} does something else"
-            if header is None
-            else f"rank {rank} gathers {self._name(header.asked)} for use {header.uses + 1}"
+            f"rank {rank} {self._said(header, with_plan=plans_differ)}"
             for rank, header in enumerate(headers)
         )
         raise RanksDisagreeError(
@@ -298,9 +324,23 @@ class ShardedWeights(WeightSource):
             f"{listing}. Going on would mix their weights; the ranks did not follow one schedule."
         )
 
+    def _said(self, header: Header | None, *, with_plan: bool) -> str:
+        if header is None:
+            return "does something else"
+        said = f"gathers {self._name(header.asked)} for use {header.uses + 1}"
+        if not with_plan or header.then == _NOTHING:
+            return said
+        return f"{said} and {self._name(header.then)} next"
+
     def _name(self, index: int) -> str:
         known = index < len(self._handles)
         return f'"{self._handles[index].name}"' if known else f"unknown parameter number {index}"
+
+
+def _hash(numbers: Sequence[int], start: int = 0) -> int:
+    for number in numbers:
+        start = (start * 1_000_003 + number + 1) % _HASH_MODULUS
+    return start
 
 
 def _numel(shape: tuple[int, ...]) -> int:

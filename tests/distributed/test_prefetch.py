@@ -6,6 +6,7 @@ A failure means wrong weights, memory that sharding was to save, or ranks that p
 from __future__ import annotations
 
 import random
+import re
 import weakref
 
 import pytest
@@ -95,7 +96,7 @@ def gather_once_per_call(ranks: Ranks) -> tuple[bool, bool, int]:
     return same, again, 0 if storage() is None else 1
 
 
-def stray(ranks: Ranks, after: int, index: int) -> str:
+def stray(ranks: Ranks, after: int, index: int, to: int = 0) -> str:
     """Rank 1 gathers another layer than the others after so many passes."""
     source, handles = _sharded(ranks)
     for _ in range(after):
@@ -104,7 +105,30 @@ def stray(ranks: Ranks, after: int, index: int) -> str:
     try:
         for position, handle in enumerate(handles):
             strays = ranks.data.rank == 1 and position == index
-            source.gather(handles[0] if strays else handle)
+            source.gather(handles[to] if strays else handle)
+    except RanksDisagreeError as error:
+        return str(error)
+    return "no error"
+
+
+def guess_otherwise(ranks: Ranks, after: int) -> str:
+    """The likely bug of the protocol: on rank 1 the guesses of what comes next go another way."""
+    source, handles = _sharded(ranks)
+    guess = source._order.upcoming
+    calls = []
+
+    def upcoming(count: int) -> list[int]:
+        calls.append(count)
+        found = guess(count)
+        strays = ranks.data.rank == 1 and len(calls) > after and found
+        return [0, *found[1:]] if strays else found
+
+    source._order.upcoming = upcoming
+    try:
+        for _ in range(4):
+            source.expect(handles[::-1])
+            for handle in handles[::-1]:
+                source.gather(handle)
     except RanksDisagreeError as error:
         return str(error)
     return "no error"
@@ -140,3 +164,21 @@ def test_a_rank_that_strays_ends_the_run_with_both_names(
     for message in rank_pool.run(stray, world_size, after, index, collective_timeout=10):
         assert f'rank 0 gathers "layer{index}"' in message
         assert 'rank 1 gathers "layer0"' in message
+
+
+def test_a_rank_that_skips_a_layer_ends_the_run_with_both_names(rank_pool: RankPool) -> None:
+    """What it takes has been announced to all ranks already, and is of another size."""
+    for message in rank_pool.run(stray, 2, 4, 1, 3, collective_timeout=10):
+        assert 'rank 0 gathers "layer1"' in message
+        assert 'rank 1 gathers "layer3"' in message
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 6])
+def test_ranks_that_fetch_different_layers_ahead_are_told_both_names(
+    rank_pool: RankPool, after: int
+) -> None:
+    """Wherever in its passes: messages of different size would abort the process instead."""
+    for message in rank_pool.run(guess_otherwise, 2, after, collective_timeout=10):
+        found = re.findall(r'rank (\d) gathers "\w+" for use \d and "(\w+)" next', message)
+        assert [rank for rank, _ in found] == ["0", "1"], message
+        assert found[0][1] != found[1][1] == "layer0"
