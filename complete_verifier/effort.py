@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from auto_LiRPA_patches.engine.graph import Graph
 from complete_verifier.attack.settings import AttackSettings
 from complete_verifier.bab.context import BabSettings
 from complete_verifier.bab.input_settings import InputSplitSettings
@@ -30,7 +31,7 @@ class Effort:
         incomplete: whether bounds may decide before branching
             (`general.enable_incomplete_verification`).
         branching: effort of branch and bound; None for `complete_verifier: skip`.
-        refinements: what comes between runs of branch and bound (`bab-refine`).
+        refinements: what comes between runs of branch and bound of a network (`bab-refine`).
         input_split: how input boxes are split, where they are.
         splits_inputs: whether they are, for a number of inputs and whether activations can be
             split too.
@@ -43,7 +44,7 @@ class Effort:
     bounds: BoundSettings
     incomplete: bool
     branching: BabSettings | None
-    refinements: tuple[RefinePass, ...]
+    refinements: Callable[[Graph], tuple[RefinePass, ...]]
     input_split: InputSplitSettings
     splits_inputs: Callable[[int, bool], bool]
     alpha_share: float
@@ -58,7 +59,7 @@ def effort(config: Config) -> Effort:
         bounds=bound_settings(config),
         incomplete=config.general.enable_incomplete_verification,
         branching=None if config.general.complete_verifier == "skip" else bab_settings(config),
-        refinements=refine_passes(config),
+        refinements=lambda graph: refine_passes(config, graph),
         input_split=input_split_settings(config),
         splits_inputs=lambda inputs, other: splits_inputs(config, inputs, activations_too=other),
         alpha_share=config.solver.alpha_crown.max_time,

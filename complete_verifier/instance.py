@@ -14,11 +14,11 @@ from auto_LiRPA_patches.sharding.collectives import Communicator
 from auto_LiRPA_patches.sharding.whole_weights import held_whole
 from complete_verifier.attack.counterexample import Counterexample, confirm
 from complete_verifier.attack.search import attack_specification
-from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import Partners
+from complete_verifier.bab.refined_branching import branch_and_refine
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
 from complete_verifier.bounds.memory import memory_limit, memory_used, pool_limit
 from complete_verifier.bounds.settings import BoundSettings
@@ -282,7 +282,10 @@ class InstanceRun:
                 return input_branch_and_bound(context, self._effort.input_split, settings)
         if bounds.root is None:
             return None
-        return activation_branch_and_bound(bounds.root, context, settings)
+        passes, portion = self._effort.refinements(graph), clock.portion
+        return branch_and_refine(
+            bounds.root, context, settings, passes, lambda share: portion(share).out_of_time
+        )
 
     def _bound_settings(
         self, settings: BoundSettings, alpha_share: float | None = None
@@ -330,4 +333,5 @@ def _added(total: BranchAndBound, outcome: BabOutcome) -> BranchAndBound:
         domains_visited=total.domains_visited + outcome.domains_visited,
         domains_left=total.domains_left + outcome.domains_left,
         lower_bound=min(before, outcome.lower_bound),
+        batches_halved=total.batches_halved + outcome.halved,
     )

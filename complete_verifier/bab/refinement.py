@@ -19,11 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.subproblems import BetaOptions, relu_like
 from auto_LiRPA_patches.operators.base import num_elements
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.operators.linear import Linear
+from auto_LiRPA_patches.operators.relu import Relu
+from auto_LiRPA_patches.operators.shape import Movement
 from auto_LiRPA_patches.sharding.collectives import Communicator
 from complete_verifier.bab.neuron_tree import NeuronTree, TreeEffort
 from complete_verifier.bab.partners import Partners
@@ -91,15 +95,12 @@ class RefineContext:
 def refine(root: Root, context: RefineContext, settings: RefineSettings) -> Root:
     """The root with bounds of inner neurons at least as tight; the same on all ranks.
 
-    Networks with activations other than ReLU, and those split by neuron over ranks, stay as they
-    are.
+    Args:
+        root: of a network that `can_refine`.
 
     Raises:
         SoundnessError: a lower bound above an upper one.
     """
-    if not relu_like(root.graph) or root.graph.neurons.split:
-        context.say("refinement: for ReLU networks alone; the root stays as it is")
-        return root
     todo = [node for node in root.graph.bounded if node not in root.graph.interval_exact]
     whole = context.clock(settings.share)
     for place, node in enumerate(todo):
@@ -111,6 +112,17 @@ def refine(root: Root, context: RefineContext, settings: RefineSettings) -> Root
         work = replace(context, bounds=replace(context.bounds, out_of_time=late))
         root = _refine_node(root, node, work, settings)
     return root.without_inactive()
+
+
+def can_refine(graph: Graph) -> bool:
+    """Whether every relaxed node is a ReLU, and no layer is split by neuron over ranks."""
+    return relu_like(graph) and not graph.neurons.split
+
+
+def fully_connected(graph: Graph) -> bool:
+    """Whether neurons are computed by Linear layers alone."""
+    kinds = (Linear, Relu, Movement)
+    return all(isinstance(node.operator, kinds) for node in graph.nodes[1:])
 
 
 def _never(_ahead: float) -> bool:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from complete_verifier.bab.context import BabSettings
 from complete_verifier.bab.input_settings import BOUNDING, HEURISTICS, InputSplitSettings
-from complete_verifier.bab.refinement import RefinePass, RefineSettings
+from complete_verifier.bab.refinement import (
+    RefinePass,
+    RefineSettings,
+    can_refine,
+    fully_connected,
+)
 from complete_verifier.config import Config
 
 _METHODS = ("kfsb", "fsb", "kfsb-intercept-only", "babsr", "intercept", "random")
@@ -51,13 +57,17 @@ def bab_settings(config: Config) -> BabSettings:
     )
 
 
-def refine_passes(config: Config) -> tuple[RefinePass, ...]:
+def refine_passes(config: Config, graph: Graph) -> tuple[RefinePass, ...]:
     """What `complete_verifier: bab-refine` does between runs of branch and bound.
 
-    A first run of seconds spares instances that are decided then. Where runs must repeat their
-    bits the clock says nothing, so refinement comes first, and once.
+    `auto` does so too for fully connected ReLU networks, which have few neurons that are cheap to
+    bound. A first run of seconds spares instances that are decided then. Where runs must repeat
+    their bits the clock says nothing, so refinement comes first, and once.
     """
-    if config.general.complete_verifier != "bab-refine":
+    wanted = config.general.complete_verifier
+    if wanted != "bab-refine" and not (wanted == "auto" and fully_connected(graph)):
+        return ()
+    if not can_refine(graph):
         return ()
     beta = bab_settings(config).beta
     once = RefineSettings(

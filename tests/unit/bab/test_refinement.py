@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from exact_minimum import SLACK, Layer, minimum
-from torch import Tensor
+from torch import Tensor, nn
 
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
@@ -22,9 +22,11 @@ from complete_verifier.bab.neuron_tree import NeuronTree
 from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bab.refinement import RefineContext, RefineSettings, refine
+from complete_verifier.bab.settings import refine_passes
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.settings import BoundSettings
+from complete_verifier.config import load_config
 from tests.unit.bab.test_activation_branching import Residual, _seeded
 from tests.unit.bounds.region_cases import at_most, mlp, network_of, region
 
@@ -159,3 +161,25 @@ def test_synchronous_refinement_asks_no_clock_and_repeats_its_bits() -> None:
     for node, bounds in one.bounds.items():
         assert torch.equal(other.bounds[node].lower, bounds.lower)
         assert torch.equal(other.bounds[node].upper, bounds.upper)
+
+
+@pytest.mark.parametrize(
+    ("flags", "dense", "conv"),
+    [
+        ((), [], []),
+        (("--complete_verifier", "bab-refine"), [0.05, 0.3], [0.05, 0.3]),
+        (("--complete_verifier", "auto"), [0.05, 0.3], []),
+        (("--complete_verifier", "bab-refine", "--force_synchronous"), [0.0], [0.0]),
+    ],
+)
+def test_which_configs_refine(
+    flags: tuple[str, ...], dense: list[float], conv: list[float]
+) -> None:
+    config = load_config(["--onnx_path", "net.onnx", "--vnnlib_path", "p.vnnlib", *flags]).config
+    convolution = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2))
+    for module, shape, expected in ((mlp(3, 4, 2), (3,), dense), (convolution, (1, 4, 4), conv)):
+        passes = refine_passes(config, network_of(module.eval(), shape).graph)
+        assert [one.share for one in passes] == expected
+        assert all(one.settings.synchronous == (one.share == 0.0) for one in passes)
+    sigmoid = network_of(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2)), (3,))
+    assert refine_passes(config, sigmoid.graph) == ()
