@@ -135,7 +135,7 @@ def test_two_ranks_with_sharded_weights_answer_bit_for_bit_as_one(
 ) -> None:
     digits_batch(tmp_path, (1, 2, 4, 7, 10))  # each network, each verdict
     alone = program(*BATCH)
-    both = torchrun(tmp_path, ROOT / "abcrown.py", *BATCH, "--fsdp")
+    both = torchrun(tmp_path, ROOT / "abcrown.py", *BATCH, "--fsdp", "--shard_specs", "false")
     assert both.code == 0, both.stderr
     assert both.verdicts == alone.verdicts and {"unsat", "sat", "unknown"} == set(both.verdicts)
     for mine, theirs in zip(both.records, alone.records, strict=True):
@@ -186,6 +186,18 @@ def test_a_world_of_another_size_is_one_clear_error(tmp_path: Path) -> None:
     assert run.code != 0
     expected = "abcrown: error: parallel.world_size: expected 3 ranks, got 2"
     assert run.stderr.count(expected) == 1
+
+
+def test_different_configs_on_ranks_are_one_clear_error(tmp_path: Path) -> None:
+    """As where hosts hold config files of different age: rank 1 takes other iterations."""
+    deed = "arguments = ([*arguments[0], '--iteration', '3'],)"
+    place = Place("complete_verifier.abcrown", "load_config", 1)
+    run = torchrun(tmp_path, failing_batch(tmp_path, deed, place), *BATCH, "--fsdp")
+    assert run.code != 0
+    assert run.records == []
+    said = [line for line in run.stderr.splitlines() if "the configuration" in line]
+    assert len(said) == 1, "one voice"
+    assert "on rank 0" in said[0] and "on rank 1" in said[0]
 
 
 def test_a_gather_out_of_order_on_one_rank_ends_the_run_with_both_names(tmp_path: Path) -> None:
