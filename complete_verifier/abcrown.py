@@ -31,6 +31,7 @@ from auto_LiRPA_patches.sharding.launch import Launch, read_launch
 from complete_verifier.config import LoadedConfig, describe_config, load_config
 from complete_verifier.heap import keep_freed_memory
 from complete_verifier.logs import make_log_folder, rank_logging
+from complete_verifier.standard import is_standard_command, run_standard_command
 from complete_verifier.torch_start import defer_meta_kernels, register_generators
 
 logger = logging.getLogger("abcrown")
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load_and_run(arguments: Sequence[str]) -> int:
+    if is_standard_command(arguments):
+        return run_standard_command(arguments)
     launch = Launch()
     try:
         launch = read_launch()

@@ -13,7 +13,7 @@ batch, the comparison with onnxruntime refuses the network.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from onnx import NodeProto
@@ -49,7 +49,7 @@ def normalise(file: OnnxFile) -> OnnxGraph:
     writer = GraphWriter(graph, file.input, where)
     graph.constants.clear()
     for node in graph.model.graph.node:
-        _WRITERS.get(node.op_type, _keep)(writer, node)
+        WRITERS.get(node.op_type, _keep)(writer, node)
         writer.forget_constants_of(node)
     return writer.finish()
 
@@ -239,7 +239,7 @@ def _gemm(writer: GraphWriter, value: str, weight: np.ndarray, output: str) -> N
         writer.reshape(product, sample, output, layout)
 
 
-_WRITERS: dict[str, Callable[[GraphWriter, NodeProto], None]] = {
+WRITERS: Mapping[str, Callable[[GraphWriter, NodeProto], None]] = {
     "MatMul": _matmul,
     "Transpose": _transpose,
     "Softmax": softmax,

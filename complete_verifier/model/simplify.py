@@ -23,6 +23,7 @@ OLDEST_OPSET = 7
 """Before it, Add and its kin do not broadcast as numpy does."""
 
 PASS_THROUGH = frozenset({"Identity", "Dropout"})
+SPLIT = frozenset({"Gemm"})
 NOT_FOLDED = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"}
 )
@@ -103,7 +104,7 @@ def _add_node(graph: _Graph, node: NodeProto) -> None:
         _fold_shape(graph, node)
     elif node.op_type in PIECEWISE:
         PIECEWISE[node.op_type](graph, node)
-    elif node.op_type == "Gemm":
+    elif node.op_type in SPLIT:
         _split_gemm(graph, node)
     else:
         graph.nodes.append(node)
