@@ -35,11 +35,14 @@ class RankProcesses:
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
 
-    def run(self, work: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    def run(
+        self, work: Callable[..., Any], world_size: int, *arguments: Any, tp: int = 1
+    ) -> list[Any]:
         """Call `work(ranks, *arguments)` on so many ranks; returns the results by rank.
 
         Args:
             work: a function at the top of a module; its result is pickled.
+            tp: ranks that share a layer's neurons.
 
         Raises:
             RuntimeError: a rank raised, with its traceback, or died.
@@ -47,7 +50,7 @@ class RankProcesses:
         self._grow(world_size)
         with tempfile.TemporaryDirectory() as folder:
             for rank in range(world_size):
-                mesh = Mesh(world_size, 1, rank)
+                mesh = Mesh(world_size, tp, rank)
                 self._pipes[rank].send(_Job(work, arguments, mesh, folder, self._timeout))
             return [self._result(rank) for rank in range(world_size)]
 
