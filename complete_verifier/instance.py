@@ -333,5 +333,4 @@ def _added(total: BranchAndBound, outcome: BabOutcome) -> BranchAndBound:
         domains_visited=total.domains_visited + outcome.domains_visited,
         domains_left=total.domains_left + outcome.domains_left,
         lower_bound=min(before, outcome.lower_bound),
-        batches_halved=total.batches_halved + outcome.halved,
     )
