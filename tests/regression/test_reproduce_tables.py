@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import experiment5, verifications
+from tables import experiment5, experiment6, verifications
 from tables.ranks import Setting
 from tables.table import Bars, Table
 
@@ -86,6 +86,18 @@ def test_bounds_of_shared_rows_may_round_otherwise(moved: float, told: str) -> N
     assert verifications.agreement(other, one) == told
     other["verdict"] = "unknown"
     assert verifications.agreement(other, one) == "NO"
+
+
+def test_memory_above_its_share_is_called_missed() -> None:
+    peak = verifications.HEADINGS.index("peak MB")
+
+    def row(ranks: int, megabytes: float) -> tuple[Any, ...]:
+        cells: list[Any] = [None] * len(verifications.HEADINGS)
+        cells[1], cells[peak] = ranks, megabytes
+        return tuple(cells)
+
+    text = experiment6.against_the_bar("x", [row(1, 110.0), row(2, 64.0), row(4, 41.0)], 10.0)
+    assert "P = 2: 1.080, peak(1) / peak(P) = 1.72; P = 4: 1.240 (MISSED)" in text
 
 
 def ranks_of(path: Path) -> dict[str, Any]:
