@@ -75,6 +75,10 @@ def value_operators() -> dict[str, type]:
         def forward(self, value: Tensor) -> Tensor:
             return torch.erf(value)
 
+    class BoundLogSoftmax(Bound):
+        def forward(self, value: Tensor) -> Tensor:
+            return torch.log_softmax(value, int(self.attr.get("axis", -1)))
+
     own = (
         BoundGather,
         BoundSlice,
@@ -84,6 +88,7 @@ def value_operators() -> dict[str, type]:
         BoundConvTranspose,
         BoundReduceSum,
         BoundErf,
+        BoundLogSoftmax,
     )
     return {f"onnx::{kind.__name__.removeprefix('Bound')}": kind for kind in own}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +71,23 @@ def build_graph(
     output = position.get(bounded_module.final_name)
     if output is None:
         raise UnsupportedOperatorError("the network's output does not depend on its input.")
-    return Graph(tuple(nodes), output, weights, options.precision, options.device)
+    used, output = _used(nodes, output)
+    return Graph(used, output, weights, options.precision, options.device)
+
+
+def _used(nodes: Sequence[Node], output: int) -> tuple[tuple[Node, ...], int]:
+    """The nodes that the output is computed from, in their order, and its new place.
+
+    An operator that takes several of upstream's nodes together leaves some that nothing reads.
+    """
+    wanted = {0, output}
+    for index in range(output, 0, -1):
+        if index in wanted:
+            wanted.update(nodes[index].inputs)
+    place = {old: new for new, old in enumerate(sorted(wanted))}
+    kept = (nodes[old] for old in sorted(wanted))
+    moved = tuple(replace(n, inputs=tuple(place[source] for source in n.inputs)) for n in kept)
+    return moved, place[output]
 
 
 def _inputs_first(bounds: Iterable[Any]) -> list[Any]:

@@ -22,7 +22,9 @@ from complete_verifier.model.graph_writer import GraphWriter, Layout, attribute
 from complete_verifier.model.normalisers import softmax
 from complete_verifier.model.onnx_file import OnnxFile
 from complete_verifier.model.onnx_graph import OnnxGraph
+from complete_verifier.model.padding import convolution, pad
 from complete_verifier.model.pooling import average_pool, global_average_pool, max_pool
+from complete_verifier.model.reductions import REDUCTIONS
 from complete_verifier.model.selection import pick_elements
 from complete_verifier.model.simplify import simplify
 
@@ -243,6 +245,10 @@ WRITERS: Mapping[str, Callable[[GraphWriter, NodeProto], None]] = {
     "MatMul": _matmul,
     "Transpose": _transpose,
     "Softmax": softmax,
+    "LogSoftmax": softmax,
+    "Conv": convolution,
+    "Pad": pad,
+    **REDUCTIONS,
     "MaxPool": max_pool,
     "AveragePool": average_pool,
     "GlobalAveragePool": global_average_pool,

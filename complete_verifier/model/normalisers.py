@@ -1,4 +1,4 @@
-"""Softmax on the last axis."""
+"""Softmax and its logarithm on the last axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PER_AXIS_SINCE = 13
 
 
 def softmax(writer: GraphWriter, node: NodeProto) -> None:
-    """Write Softmax over the last axis, with a Transpose or Reshape around it where needed.
+    """Write Softmax (LogSoftmax) over the last axis, between Transposes or Reshapes where needed.
 
     `complete_verifier.model.onnx_torch` reads it so whatever the opset says of other axes.
     """
@@ -28,22 +28,21 @@ def softmax(writer: GraphWriter, node: NodeProto) -> None:
     sample = writer.sample_shape(value) or ()
     inner = max(axis - (layout is Layout.LEADING), 0)
     if inner == len(sample) - 1:
-        writer.write("Softmax", [value], output, layout, axis=-1)
+        writer.write(node.op_type, [value], output, layout, axis=-1)
     elif per_axis:
-        _transposed(writer, value, output, sample, inner)
+        _transposed(writer, node, sample, inner)
     else:
         flat = (*sample[:inner], math.prod(sample[inner:]))
         writer.reshape(value, flat, f"{output}/flat", layout)
-        writer.write("Softmax", [f"{output}/flat"], f"{output}/softmax", layout, axis=-1)
+        writer.write(node.op_type, [f"{output}/flat"], f"{output}/softmax", layout, axis=-1)
         writer.reshape(f"{output}/softmax", sample, output, layout)
 
 
-def _transposed(
-    writer: GraphWriter, value: str, output: str, sample: tuple[int, ...], axis: int
-) -> None:
+def _transposed(writer: GraphWriter, node: NodeProto, sample: tuple[int, ...], axis: int) -> None:
+    value, output = node.input[0], node.output[0]
     layout = writer.layout(value)
     order = list(range(len(sample) + 1))
     order[axis + 1], order[-1] = order[-1], order[axis + 1]
     writer.write("Transpose", [value], f"{output}/last", layout, perm=order)
-    writer.write("Softmax", [f"{output}/last"], f"{output}/softmax", layout, axis=-1)
+    writer.write(node.op_type, [f"{output}/last"], f"{output}/softmax", layout, axis=-1)
     writer.write("Transpose", [f"{output}/softmax"], output, layout, perm=order)

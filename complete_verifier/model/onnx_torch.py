@@ -105,6 +105,36 @@ class FixedGather(nn.Module):
         return value.index_select(self.axis, self.index)
 
 
+class FixedPad(nn.Module):
+    """Pad by a number, amounts known at conversion."""
+
+    def __init__(self, amounts: np.ndarray, filled: float) -> None:
+        super().__init__()
+        half = len(amounts) // 2
+        pairs = reversed(list(zip(amounts[:half], amounts[half:], strict=True)))
+        self.amounts = [int(amount) for pair in pairs for amount in pair]
+        self.filled = filled
+
+    def forward(self, value: Tensor, *_amounts: Tensor) -> Tensor:
+        """Returns the padded value; the other operands repeat amounts and filling."""
+        return nn.functional.pad(value, self.amounts, value=self.filled)
+
+
+class FixedReduction(nn.Module):
+    """Sum or mean over axes, which stay with size 1 where `keep`."""
+
+    def __init__(self, axes: list[int], *, mean: bool, keep: bool) -> None:
+        super().__init__()
+        self.axes = axes
+        self.mean = mean
+        self.keep = keep
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Returns the reduced value."""
+        reduce = torch.mean if self.mean else torch.sum
+        return reduce(value, self.axes, keepdim=self.keep)
+
+
 def _replace_modules(module: Any, model: ModelProto, constants: Mapping[str, np.ndarray]) -> None:
     """Put plain modules where the tracer would record a dozen operators on shapes and indices.
 
@@ -120,8 +150,15 @@ def _replace_modules(module: Any, model: ModelProto, constants: Mapping[str, np.
         elif node.op_type == "Gather" and known:
             index = torch.tensor(constants[node.input[1]].astype("int64"))
             plain = FixedGather(int(attribute(node, "axis", 0)), index)
-        elif node.op_type == "Softmax":
-            plain = nn.Softmax(dim=-1)
+        elif node.op_type in ("Softmax", "LogSoftmax"):
+            plain = nn.Softmax(dim=-1) if node.op_type == "Softmax" else nn.LogSoftmax(dim=-1)
+        elif node.op_type == "Pad" and known:
+            filled = constants.get(node.input[2]) if len(node.input) > 2 else None
+            plain = FixedPad(constants[node.input[1]], 0.0 if filled is None else float(filled))
+        elif node.op_type in ("ReduceSum", "ReduceMean") and attribute(node, "axes", []):
+            axes = [int(axis) for axis in attribute(node, "axes", [])]
+            keep = bool(attribute(node, "keepdims", 1))
+            plain = FixedReduction(axes, mean=node.op_type == "ReduceMean", keep=keep)
         else:
             continue
         setattr(module, module.mapping[node.output[0]], plain)

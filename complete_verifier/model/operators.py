@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx.defs
 
 from auto_LiRPA_patches.engine.translators import bounded_operators
+from complete_verifier.model.composed import COMPOSED
 from complete_verifier.model.normalise import WRITERS
 from complete_verifier.model.piecewise import PIECEWISE
 from complete_verifier.model.simplify import OLDEST_OPSET, PASS_THROUGH, SPLIT
@@ -20,7 +21,8 @@ def supported_operators() -> tuple[str, ...]:
     the network is loaded, by the node's name.
     """
     bounded = {name for name in bounded_operators() if onnx.defs.has(name)}
-    return tuple(sorted({*bounded, *WRITERS, *PIECEWISE, *PASS_THROUGH, *SPLIT, *CONSTANTS}))
+    rewritten = (WRITERS, PIECEWISE, COMPOSED, PASS_THROUGH, SPLIT, CONSTANTS)
+    return tuple(sorted(bounded.union(*rewritten)))
 
 
 def opset_versions() -> tuple[int, int]:

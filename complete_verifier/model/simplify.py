@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
+from complete_verifier.model.composed import COMPOSED, UnsupportedFormError
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_file import OnnxInput
 from complete_verifier.model.onnx_graph import OnnxGraph
@@ -104,6 +105,11 @@ def _add_node(graph: _Graph, node: NodeProto) -> None:
         _fold_shape(graph, node)
     elif node.op_type in PIECEWISE:
         PIECEWISE[node.op_type](graph, node)
+    elif node.op_type in COMPOSED:
+        try:
+            COMPOSED[node.op_type](graph, node)
+        except UnsupportedFormError as error:
+            raise _refusal(graph, node, f"{error}, which is not supported.") from None
     elif node.op_type in SPLIT:
         _split_gemm(graph, node)
     else:

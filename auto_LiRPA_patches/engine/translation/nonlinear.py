@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from auto_LiRPA_patches.engine.translation.affine import scaled
@@ -14,14 +15,16 @@ from auto_LiRPA_patches.engine.translation.steps import (
     value_axis,
 )
 from auto_LiRPA_patches.engine.upstream_node import UpstreamNode
-from auto_LiRPA_patches.operators.base import Operator, num_elements
+from auto_LiRPA_patches.operators.base import Operator, Shape, num_elements
 from auto_LiRPA_patches.operators.bilinear import MatrixProduct, Product
 from auto_LiRPA_patches.operators.curves import Exp, Log, Power, Reciprocal, Sqrt
+from auto_LiRPA_patches.operators.gaussian import Erf, Gelu
 from auto_LiRPA_patches.operators.linear import Linear
 from auto_LiRPA_patches.operators.reduction import Reduction
 from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.operators.s_shaped import Sigmoid, Tanh
-from auto_LiRPA_patches.operators.shape import Reshape
+from auto_LiRPA_patches.operators.scaling import ScaleShift
+from auto_LiRPA_patches.operators.shape import Broadcast, Reshape
 from auto_LiRPA_patches.operators.softmax import Differences, ExpDifferences
 from auto_LiRPA_patches.operators.waves import Cos, Sin
 
@@ -56,6 +59,12 @@ def _matmul(node: UpstreamNode) -> Operator:
 def _mul(node: UpstreamNode) -> Operator | tuple[Step, ...]:
     left, right = node.operands
     if left.depends_on_input and right.depends_on_input:
+        for place, (value, factor) in enumerate(((left, right), (right, left))):
+            inner = _gelu_inner(value, factor)
+            if inner is not None and value.shape == node.shape:
+                # x (1 + erf(inner x / sqrt 2)): bounded apart, the two would be multiplied.
+                gelu = Gelu(node.name, (node.shape,), node.shape, factor=2.0, inner=inner)
+                return (Step(gelu, (place,)),)
         if left.bound is right.bound:
             chain = Chain(node)
             chain.add(Power(node.name, (left.shape,), node.shape, 2), 0)
@@ -65,18 +74,52 @@ def _mul(node: UpstreamNode) -> Operator | tuple[Step, ...]:
     return scaled(node, scale=constant.register_broadcast(node.shape))
 
 
+def _gelu_inner(value: UpstreamNode, factor: UpstreamNode) -> float | None:
+    """k where `factor` is ``1 + erf(k value / sqrt 2)`` for one number k > 0, else None."""
+    error = _with_constant(factor, "BoundAdd")
+    if error is None or error[1] != 1.0 or error[0].kind != "BoundErf":
+        return None
+    argument = error[0].operands[0]
+    for kind in ("BoundDiv", "BoundMul"):
+        scaled_value = _with_constant(argument, kind)
+        if scaled_value is None or scaled_value[0].bound is not value.bound:
+            continue
+        by = scaled_value[1]
+        if by <= 0 or (kind == "BoundDiv" and argument.operands[1].depends_on_input):
+            return None
+        return math.sqrt(2) * by if kind == "BoundMul" else math.sqrt(2) / by
+    return None
+
+
+def _with_constant(node: UpstreamNode, kind: str) -> tuple[UpstreamNode, float] | None:
+    """The operand that depends on the input and the one number beside it, of a node of `kind`."""
+    if node.kind != kind or len(node.operands) != 2:
+        return None
+    data = [operand for operand in node.operands if operand.depends_on_input]
+    constants = [operand for operand in node.operands if not operand.depends_on_input]
+    if len(data) != 1 or constants[0].constant.numel() != 1 or data[0].shape != node.shape:
+        return None
+    return data[0], float(constants[0].constant)
+
+
 def _div(node: UpstreamNode) -> Operator | tuple[Step, ...]:
     left, right = node.operands
     if not right.depends_on_input:
         if bool((right.constant == 0).any()):
             node.refuse("the divisor holds a zero")
         return scaled(node, scale=right.register_broadcast(node.shape), divide=True)
-    if not left.depends_on_input:
-        node.refuse("a constant is divided by a value")
-    if left.bound is right.bound:
-        node.refuse("a value is divided by itself")
     chain = Chain(node)
     shape = right.shape
+    if not left.depends_on_input:
+        inverse = chain.add(Reciprocal(chain.name("inverse"), (shape,), shape), 0)
+        if shape != node.shape:
+            wide = Broadcast(chain.name("wide"), (shape,), node.shape)
+            inverse = chain.add(wide, inverse)
+        scale = left.register_broadcast(node.shape)
+        chain.add(ScaleShift(node.name, (node.shape,), node.shape, scale=scale), inverse)
+        return chain.finish()
+    if left.bound is right.bound:
+        node.refuse("a value is divided by itself")
     inverse = chain.add(Reciprocal(chain.name("inverse"), (shape,), shape), 1)
     chain.add(Product(node.name, (left.shape, shape), node.shape), 0, inverse)
     return chain.finish()
@@ -95,8 +138,13 @@ def _pow(node: UpstreamNode) -> Operator | tuple[Step, ...]:
         return Sqrt(node.name, shapes, node.shape)
     if exponent == -1:
         return Reciprocal(node.name, shapes, node.shape)
+    if exponent == -0.5:
+        chain = Chain(node)
+        root = chain.add(Sqrt(chain.name("root"), shapes, node.shape), 0)
+        chain.add(Reciprocal(node.name, shapes, node.shape), root)
+        return chain.finish()
     if exponent != int(exponent) or not 2 <= exponent <= _LARGEST_POWER:
-        node.refuse(f"exponent {exponent:g}; expected -1, 0.5 or a whole number of 1 to 8")
+        node.refuse(f"exponent {exponent:g}; expected -1, -0.5, 0.5 or a whole number of 1 to 8")
     return Power(node.name, shapes, node.shape, int(exponent))
 
 
@@ -109,6 +157,21 @@ _MANY_DIFFERENCES = 1024
 
 def _softmax(node: UpstreamNode) -> tuple[Step, ...]:
     """``1 / sum_j exp(x_j - x_i)``; see `operators.softmax`."""
+    chain, total, shape = _sum_of_exponentials(node)
+    chain.add(Reciprocal(node.name, (shape,), shape), total)
+    return chain.finish()
+
+
+def _log_softmax(node: UpstreamNode) -> tuple[Step, ...]:
+    """``-log sum_j exp(x_j - x_i)``; the sum is at least 1."""
+    chain, total, shape = _sum_of_exponentials(node)
+    logarithm = chain.add(Log(chain.name("log"), (shape,), shape), total)
+    chain.add(ScaleShift(node.name, (shape,), shape, factor=-1.0), logarithm)
+    return chain.finish()
+
+
+def _sum_of_exponentials(node: UpstreamNode) -> tuple[Chain, int, Shape]:
+    """The steps to ``sum_j exp(x_j - x_i)``, the last one's value, and its shape."""
     (shape,) = perturbed_shapes(node)
     axis = value_axis(node, int(node.attributes.get("axis", -1)), len(shape) + 1)
     if axis != len(shape) - 1:
@@ -121,9 +184,7 @@ def _softmax(node: UpstreamNode) -> tuple[Step, ...]:
         value = chain.add(Differences(chain.name("differences"), (shape,), wide), 0)
         value = chain.add(Exp(chain.name("exp"), (wide,), wide), value)
     total = Reduction(chain.name("sum"), (wide,), shape, axes=(len(shape),))
-    value = chain.add(total, value)
-    chain.add(Reciprocal(node.name, (shape,), shape), value)
-    return chain.finish()
+    return chain, chain.add(total, value), shape
 
 
 NONLINEAR: dict[str, Translator] = {
@@ -141,4 +202,6 @@ NONLINEAR: dict[str, Translator] = {
     "BoundMul": _mul,
     "BoundDiv": _div,
     "BoundSoftmax": _softmax,
+    "BoundLogSoftmax": _log_softmax,
+    "BoundErf": _elementwise(Erf),
 }

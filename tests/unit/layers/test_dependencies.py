@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("complete_verifier", "auto_LiRPA_patches")
 INSTALLED_AS = {"yaml": "pyyaml", "google": "onnx"}  # onnx brings protobuf
-APART = {"auto_LiRPA"}  # see pyproject.toml
+APART = {"auto_LiRPA", "vnnlib"}  # see pyproject.toml; vnnlib is an extra
 
 
 def imported(path: Path) -> set[str]:

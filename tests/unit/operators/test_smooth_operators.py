@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.operators.curves import Exp, Log, Power, Reciprocal, Sqrt
+from auto_LiRPA_patches.operators.gaussian import Erf, Gelu
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.smooth import Smooth
 from auto_LiRPA_patches.operators.waves import Cos, Sin
@@ -33,6 +34,9 @@ OPERATORS: dict[str, tuple[Smooth, float, float]] = {
     "fifth-power": (Power("f", SHAPE, (1,), 5), -8.0, 8.0),
     "sin": (Sin("f", SHAPE, (1,)), -100.0, 100.0),
     "cos": (Cos("f", SHAPE, (1,)), -100.0, 100.0),
+    "erf": (Erf("f", SHAPE, (1,)), -20.0, 20.0),
+    "gelu": (Gelu("f", SHAPE, (1,)), -60.0, 100.0),
+    "gelu-scaled": (Gelu("f", SHAPE, (1,), factor=2.0, inner=3.0), -20.0, 20.0),
 }
 CASES = [(name, precision) for name in OPERATORS for precision in PRECISIONS]
 
@@ -150,7 +154,9 @@ def test_an_infinite_end_leaves_the_other_side_usable() -> None:
     assert float(lines.upper_intercept) == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["exp", "reciprocal", "square", "cube", "sin", "log"])
+@pytest.mark.parametrize(
+    "name", ["exp", "reciprocal", "square", "cube", "sin", "log", "erf", "gelu"]
+)
 def test_gradient_in_bounds_and_alpha(name: str) -> None:
     operator = OPERATORS[name][0]
     lower = torch.tensor([[0.3, 0.5, 1.1]], dtype=torch.float64, requires_grad=True)
