@@ -17,6 +17,12 @@ autograd does needs no rule of its own. ``A . b`` of a column layer is a partial
 engine adds up with the biases of the zone; the bias of a row layer is added once, by the sum's
 reader, being the same on all ranks.
 
+What a backward pass of S rows over B boxes sends, in numbers, with in_z the inputs of the column
+layer of zone z: ``S * B * in_z`` for each zone it leaves downwards, ``S * B`` for the biases of all
+zones together, and ``S * (in_z + 1)`` in place of the first where it starts at the column layer of
+zone z itself (the rows of W, not yet one per box). An interval pass sends ``2 * B * out_z`` per row
+layer. A gradient pass sends as much at the row layers: ``S * B * out_z`` each.
+
 Reference: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, for the pair of layers. Differs: A is
 what crosses it.
 """

@@ -22,7 +22,12 @@ from auto_LiRPA_patches.engine.neurons import Neurons
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
-from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
+from auto_LiRPA_patches.engine.schedule import (
+    crown_bounds,
+    crown_interval,
+    crown_relaxations,
+    interval_rows,
+)
 from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.linear_tp import AllNeurons, BoundLinearTPRow, OwnNeurons
@@ -141,6 +146,33 @@ def test_bounds_over_ranks_are_those_of_one(rank_pool: RankPool, name: str) -> N
                 assert torch.equal(other["numbers"][method], found[0]["numbers"][method]), where
                 limit = 1e-3 if method == "alpha-crown" else 1e-5
                 assert difference(other["numbers"][method], expected) <= limit, where
+
+
+def numbers_sent(ranks: Ranks) -> tuple[int, int]:
+    """Numbers all-reduced by a pass from the output, and by one from inside the third zone."""
+    graph = split_neurons(_deep(), ranks.tp, OneRankWeights())
+    box, options = _box(graph, 0.05, 2), BoundOptions()
+    state = crown_relaxations(graph, box, options)
+    node = sorted(graph.neurons.split)[4]
+    sent = []
+    plain = Communicator.all_reduce_sum
+
+    def counted(self: Communicator, tensor: Tensor) -> Tensor:
+        sent.append(tensor.numel())
+        return plain(self, tensor)
+
+    with mock.patch.object(Communicator, "all_reduce_sum", counted):
+        crown_bounds(state, _rows(graph), options)
+        from_output, sent = sum(sent), []
+        crown_interval(state, node, torch.arange(7), options)
+    return from_output, sum(sent)
+
+
+def test_a_pass_sends_what_the_operators_say(rank_pool: RankPool) -> None:
+    inputs, boxes = (12, 20, 20, 20, 20), 2
+    for from_output, from_inside in rank_pool.run(numbers_sent, 2, tp=2):
+        assert from_output == 6 * boxes * sum(inputs) + 6 * boxes
+        assert from_inside == 14 * (inputs[2] + 1) + 14 * boxes * sum(inputs[:2]) + 14 * boxes
 
 
 def with_bug(ranks: Ranks, name: str, bug: str) -> Tensor:
