@@ -27,5 +27,12 @@ class SoundnessError(VerifierError):
     """A bound is not finite or a lower bound lies above its upper bound; no proof may follow."""
 
 
+class MemoryRanOutError(MemoryError):
+    """Bounds do not fit into a rank's memory, however few at a time; its peers raise it too.
+
+    Not for the user like the others: whoever can do with less catches it, else it ends the run.
+    """
+
+
 class NonFiniteBoundError(SoundnessError):
     """A bound overflowed or is not a number: nothing is proven, and nothing is broken."""

@@ -78,6 +78,12 @@ class InstanceRun:
         self._clock = clock
         self._progress = progress
         self._verifications: dict[int, RegionVerification] = {}
+        self._events: list[str] = []
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """What happened on this rank that the outcome does not show, each thing once."""
+        return tuple(dict.fromkeys(self._events))
 
     def run(self) -> Outcome:
         """Attack and bound in the configured order; the first decision ends the instance."""
@@ -302,6 +308,8 @@ class InstanceRun:
             memory_bytes=limit,
             out_of_time=clock.out_of_time,
             progress=self._progress,
+            alone=not self._session.config.parallel.fsdp and self._session.ranks.tp.size == 1,
+            told=self._events.append,
         )
         return replace(settings, bounds=options)
 

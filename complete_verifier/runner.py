@@ -164,6 +164,7 @@ class Runner:
                 bab=outcome.bab,
                 memory=memory,
                 parallel=parallel,
+                events=self._events(run),
             ),
             outcome,
         )
@@ -210,6 +211,13 @@ class Runner:
             baseline_by_kind=tuple(dict(zip(names, row, strict=True)) for row in baseline),
             peak_by_kind=tuple(dict(zip(names, row, strict=True)) for row in peak),
         )
+
+    def _events(self, run: InstanceRun) -> tuple[str, ...]:
+        """All ranks' events, with the rank where there are several."""
+        world = self._session.ranks.world
+        told = enumerate(world.all_gather_object(run.events))
+        single = world.size == 1
+        return tuple(e if single else f"rank {rank}: {e}" for rank, own in told for e in own)
 
     def _parameters(self, weights: WeightSource) -> Parameters:
         held = self._session.ranks.world.all_gather_integers("parameters", [weights.local_bytes])

@@ -69,12 +69,12 @@ class ProjectedAdam:
                 for tensor in group.tensors
             }
 
-    def descend(self, loss: Tensor) -> None:
-        """One step against the gradient of `loss`, which is released."""
+    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        """What `move` wants, of `loss`, whose graph is released."""
         with counted_as(MemoryKind.COEFFICIENTS):
             gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True)
         count_as(MemoryKind.MULTIPLIERS, *(own for own in gradients if own is not None))
-        self.move(gradients)
+        return gradients
 
     @property
     def tensors(self) -> list[Tensor]:

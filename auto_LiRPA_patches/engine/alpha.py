@@ -17,118 +17,30 @@ intermediate neuron is kept for all later iterations.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from auto_LiRPA_patches.engine.adam import ParameterGroup, ProjectedAdam
-from auto_LiRPA_patches.engine.backward import lower_bounds
-from auto_LiRPA_patches.engine.chunks import chunking, saved_elements
+from auto_LiRPA_patches.engine.chunks import saved_elements
 from auto_LiRPA_patches.engine.errors import OutOfTimeError
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions, never
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.engine.relaxations import Relaxations
-from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
+from auto_LiRPA_patches.engine.row_block import RowBlock, Start, row_block
+from auto_LiRPA_patches.engine.rows import NeuronRows, Rows
 from auto_LiRPA_patches.engine.schedule import elements_to_bound, put, sides
+from auto_LiRPA_patches.errors import MemoryRanOutError
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
-from auto_LiRPA_patches.sharding.row_share import RowNeed, RowSplit
+from auto_LiRPA_patches.sharding.row_share import RowNeed
 
 OpenRows = Callable[[Tensor], Tensor]
 """Tells for lower bounds ``[S, B]`` which rows are still worth improving, ``[S, B]`` bool."""
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """This rank's rows of one start node with their α.
-
-    Attributes:
-        node: where the rows start.
-        split: which of the node's S functionals are this rank's, S'.
-        rows: those S' functionals.
-        cut: how they are computed.
-        alphas: per chunk and activation, ``[K, S_chunk, B, F]`` leaf tensors in [0, 1]. As many
-            chunks on all ranks; the last ones may be empty.
-        elements: ``[S / 2]`` elements of the node that all ranks' rows bound from both sides; None
-            for the specification.
-        recompute: whether the gradient pass computes each chunk's coefficients anew instead of
-            keeping them.
-    """
-
-    node: int
-    split: RowSplit
-    rows: Rows
-    cut: Chunking
-    alphas: tuple[dict[int, Tensor], ...]
-    elements: Tensor | None
-    recompute: bool
-
-    def bounds(self, state: Relaxations, out_of_time: Callable[[float], bool] = never) -> Tensor:
-        """Lower bounds ``[S', B]``, differentiable in α and in the bounds behind `state`.
-
-        Raises:
-            OutOfTimeError: the clock ran out before one of the chunks.
-        """
-        parts = []
-        for (start, stop), alphas, own in zip(
-            self.ranges(), self.alphas, self._states(state), strict=True
-        ):
-            if out_of_time(0.0):
-                raise OutOfTimeError(f"out of time at {state.graph.nodes[self.node].name}.")
-            part = self._chunk(own, self.rows.narrow(start, stop), alphas)
-            parts.append(part[: self.rows.count - start])
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
-
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        """This rank's rows per chunk."""
-        return self.cut.ranges(self.rows.count, self.cut.chunks(self.split.most))
-
-    def joined(self, alphas: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
-        """All ranks' rows of what each keeps per chunk, as `alphas`: ``[K, S, B, F]``, replicated.
-
-        No gradient.
-        """
-        found = {}
-        for index in alphas[0]:
-            own = torch.cat([chunk[index].detach() for chunk in alphas], dim=1)
-            rows = own[:, : self.rows.count].transpose(0, 1)
-            found[index] = self.split.gather(rows).transpose(0, 1).contiguous()
-        return found
-
-    def _states(self, state: Relaxations) -> list[Relaxations]:
-        """What each chunk computes with; bounds that carry a gradient may be its own aliases."""
-        moving = [
-            node
-            for node in state.graph.bounded
-            if node < self.node and state.bounds[node].lower.requires_grad
-        ]
-        chunks = len(self.alphas)
-        if not moving or self.split.tile_rows is None or not torch.is_grad_enabled():
-            return [state] * chunks
-        sides_of = [side for n in moving for side in (state.bounds[n].lower, state.bounds[n].upper)]
-        return [
-            state.over({n: Interval(*own[2 * k : 2 * k + 2]) for k, n in enumerate(moving)})
-            for own in self.split.among_tiles(sides_of, chunks)
-        ]
-
-    def _chunk(self, state: Relaxations, rows: Rows, alphas: dict[int, Tensor]) -> Tensor:
-        def run(*tensors: Tensor) -> Tensor:
-            own = dict(zip(alphas, tensors, strict=True))
-            return lower_bounds(
-                state.graph, state.box, self.node, rows, lambda index: state.lines(index, own)
-            )
-
-        if not self.recompute or not torch.is_grad_enabled():
-            return run(*alphas.values())
-        for index in _relaxed_below(state.graph, self.node):
-            state.relaxation(index)  # made outside: recomputing must find what this pass found
-        result: Tensor = checkpoint(
-            run, *alphas.values(), use_reentrant=False, preserve_rng_state=False
-        )
-        return result
 
 
 @dataclass(frozen=True)
@@ -176,7 +88,7 @@ def optimize_alpha(
     if options.final_first:
         first = replace(options, iterations=options.final_first)
         taken, timed_out = _descend(optimization, open_rows, bound_options, first)
-        if optimization.finished or timed_out:
+        if optimization.finished or timed_out or optimization.lost:
             return optimization.result(taken, timed_out)
     optimization.begin_joint(start)
     more, timed_out = _descend(optimization, open_rows, bound_options, options)
@@ -202,6 +114,8 @@ def _descend(
             gain = optimization.evaluate(open_rows)
         except OutOfTimeError:
             return taken, True
+        except MemoryRanOutError:
+            return taken, False
         stale = 0 if gain > 0 or optimization.finished else stale + 1
         if options.early_stop and (optimization.finished or stale > options.patience):
             break
@@ -213,7 +127,12 @@ def _descend(
         longest, since = max(longest, time.monotonic() - since), time.monotonic()
         if bound_options.out_of_time(longest):
             return taken, True
-        optimization.step()
+        try:
+            optimization.step(open_rows)
+        except OutOfTimeError:
+            return taken, True
+        except MemoryRanOutError:
+            return taken, False
         taken += 1
         if bound_options.progress is not None and optimization.best.numel():
             worst = float(optimization.best.min())
@@ -234,7 +153,6 @@ class _Optimization:
     ) -> None:
         self.graph: Graph = start.graph
         self.box = start.box
-        self.out_of_time = bound_options.out_of_time
         self.keep_inner = options.keep_inner
         self.bound_options, self.options = bound_options, options
         self.features = dict(start.features)
@@ -242,8 +160,8 @@ class _Optimization:
         self.spec_rows = rows
         self.blocks: dict[int, RowBlock] = {}
         with counted_as(MemoryKind.MULTIPLIERS):
-            all_rows, split = _Start(self.graph.output, rows), bound_options.share.split(rows.count)
-            self.spec = _row_block(start, all_rows, split, bound_options)
+            all_rows, split = Start(self.graph.output, rows), bound_options.share.split(rows.count)
+            self.spec = row_block(start, all_rows, split, bound_options)
         self.adam = self._adam()
         self.fixed: Relaxations | None = None
         shape = (rows.count, self.box.lower.shape[0])
@@ -257,6 +175,7 @@ class _Optimization:
             ]
         self.loss: Tensor | None = None
         self.finished = False
+        self.lost = False
 
     def begin_joint(self, start: Relaxations) -> None:
         """From here on optimise intermediate bounds too, beginning at the best α met."""
@@ -266,11 +185,24 @@ class _Optimization:
         self.adam = self._adam()
 
     def evaluate(self, open_rows: OpenRows) -> float:
-        """Bound with the current α; keep the best; return what open rows gained by it, summed."""
+        """Bound with the current α; keep the best; return what open rows gained by it, summed.
+
+        Raises:
+            OutOfTimeError: the clock ran out.
+            MemoryRanOutError: memory does not hold it, even with less at a time.
+        """
+        while True:
+            try:
+                return self._evaluate(open_rows)
+            except MemoryRanOutError:
+                self.loss = None
+            self._spare()
+
+    def _evaluate(self, open_rows: OpenRows) -> float:
         state = self._state()
-        own = self.spec.bounds(state, self.out_of_time)
-        split = self.spec.split
-        lower = split.gather(own.detach())
+        what, split = "the functionals", self.spec.split
+        own = self.spec.bounds(state, what, self.bound_options)
+        lower = split.gather(own.detach(), what)
         better = lower > self.best
         gained = (lower - self.best) * better
         self._keep(lower, better)
@@ -290,8 +222,9 @@ class _Optimization:
             bounds = self.reference[node]
             block = self.blocks.get(node)
             if block is not None and block.elements is not None:
-                own = block.bounds(state, self.out_of_time)
-                refined = sides(block.split.gather(own))
+                what = self.graph.nodes[node].name
+                own = block.bounds(state, what, self.bound_options)
+                refined = sides(block.split.gather(own, what))
                 bounds = put(self.graph, node, bounds, block.elements, refined).intersect(bounds)
                 name = self.graph.nodes[node].name
                 bounds = self.graph.neurons.require_sound(node, name, bounds)
@@ -300,11 +233,57 @@ class _Optimization:
         self.fixed = None if self.blocks else state
         return state
 
-    def step(self) -> None:
-        """One Adam step on α, projected to [0, 1] afterwards."""
-        if self.loss is not None:
-            self.adam.descend(self.loss)
-            self.loss = None
+    def step(self, open_rows: OpenRows) -> None:
+        """One Adam step on α, projected to [0, 1] afterwards.
+
+        Raises:
+            OutOfTimeError, MemoryRanOutError: as `evaluate`; α has not moved.
+        """
+        while self.loss is not None:
+            loss, self.loss = self.loss, None
+            gradients = self._gradients(loss)
+            del loss
+            if gradients is not None:
+                self.adam.move(gradients)
+                return
+            self._spare()
+            self.evaluate(open_rows)
+
+    def _gradients(self, loss: Tensor) -> tuple[Tensor | None, ...] | None:
+        """Gradients of every α; None on all ranks where one of them ran out of memory.
+
+        On the way each exchange begins with a vote whether all go on, and there is one at the end.
+        A rank that ran out of memory casts its vote at once: it is the others' next.
+        """
+        ranks = self.bound_options.row_ranks
+        gradients = None
+        try:
+            gradients = self.adam.gradients(loss)
+        except MemoryRanOutError:
+            return None
+        except Exception as error:
+            if not self.bound_options.alone or not ran_out_of_memory(error):
+                raise
+        return None if ranks.agree_any(gradients is None) else gradients
+
+    def _spare(self) -> None:
+        """Need less memory from here on: coefficients twice, then half as many rows at a time.
+
+        Raises:
+            MemoryRanOutError: on all ranks, where none of them can do with less.
+        """
+        options = self.bound_options
+        blocks = (*self.blocks.values(), self.spec)
+        if not all(block.recompute for block in blocks):
+            options.told("memory ran out in α-CROWN: coefficients are computed twice from now on")
+            self.blocks = {n: replace(own, recompute=True) for n, own in self.blocks.items()}
+            self.spec = replace(self.spec, recompute=True)
+            return
+        smaller = [own.halving.shrink(min(own.cut.rows, own.rows.count)) for own in blocks]
+        if not options.row_ranks.agree_any(any(smaller)):
+            self.lost = True
+            options.told("memory ran out in α-CROWN: it ended early, with the bounds it had")
+            raise MemoryRanOutError("α-CROWN does not fit into memory, even row by row.")
 
     def result(self, taken: int, timed_out: bool) -> AlphaResult:
         """The best bounds, improved once more by the best α over the best intermediate bounds."""
@@ -314,8 +293,11 @@ class _Optimization:
             state = Relaxations(self.graph, self.box, self.features)
             for node in self.graph.bounded:
                 state.set_bounds(node, self.reference[node])
-            last = self.spec.split.gather(self.spec.bounds(state))
-            self.best = torch.where(last > self.best, last, self.best)
+            what = "the functionals at the end"
+            untimed = replace(self.bound_options, out_of_time=never)
+            with suppress(MemoryRanOutError):
+                last = self.spec.split.gather(self.spec.bounds(state, what, untimed), what)
+                self.best = torch.where(last > self.best, last, self.best)
         inner = {
             node: (block.elements, block.joined(block.alphas))
             for node, block in (self.blocks.items() if self.keep_inner else ())
@@ -360,70 +342,17 @@ class _Optimization:
     def _blocks(self, start: Relaxations, options: BoundOptions) -> dict[int, RowBlock]:
         if options.intermediate != "crown":
             return {}
-        starts = [_Start(self.graph.output, self.spec_rows)]
+        starts = [Start(self.graph.output, self.spec_rows)]
         for node in self.graph.bounded:
             if not self.graph.is_refined(node):
                 continue
             elements = elements_to_bound(self.graph, node, self.reference[node], options)
             if elements.numel():
                 rows = NeuronRows.both_sides(elements, self.box.lower.dtype)
-                starts.append(_Start(node, rows, elements))
+                starts.append(Start(node, rows, elements))
         needs = [RowNeed(s.rows.count, saved_elements(self.graph, s.node)) for s in starts]
         splits = options.share.split_all(needs)  # of the specification it is the one it has
         return {
-            own.node: _row_block(start, own, split, options)
+            own.node: row_block(start, own, split, options)
             for own, split in zip(starts[1:], splits[1:], strict=True)
         }
-
-
-@dataclass(frozen=True)
-class _Start:
-    """All rows of one start node, and the elements of it they bound (see `RowBlock`)."""
-
-    node: int
-    rows: Rows
-    elements: Tensor | None = None
-
-
-def _row_block(
-    start: Relaxations, rows: _Start, split: RowSplit, options: BoundOptions
-) -> RowBlock:
-    """This rank's rows of a start node, with α that give CROWN's lines."""
-    graph, node, batch = start.graph, rows.node, start.box.lower.shape[0]
-    size = start.box.lower.element_size()
-    kept = size * batch * split.most * saved_elements(graph, node)
-    block = RowBlock(
-        node=node,
-        split=split,
-        rows=rows.rows.narrow(split.start, split.stop),
-        cut=chunking(graph, node, batch, options),
-        alphas=(),
-        elements=rows.elements,
-        recompute=options.memory_bytes is not None and kept > options.memory_bytes,
-    )
-    alphas = []
-    for first, last in block.ranges():
-        chunk: dict[int, Tensor] = {}
-        for index in _relaxed_below(graph, node):
-            found = start.activation(index)
-            if found is None:
-                continue
-            operator, relaxation = found
-            initial = operator.initial_alpha(relaxation).detach()
-            # Where ranks share the neurons, also no α at all: their gradient passes stay in step.
-            if initial.numel() or index in graph.neurons.split:
-                expanded = initial.unsqueeze(1).expand(-1, last - first, -1, -1)
-                chunk[index] = expanded.contiguous()
-        alphas.append(chunk)
-    return replace(block, alphas=tuple(alphas))
-
-
-def _relaxed_below(graph: Graph, node: int) -> list[int]:
-    reached = {node}
-    found = []
-    for index in range(node, 0, -1):
-        if index in reached:
-            reached.update(graph.nodes[index].inputs)
-            if index in graph.relaxed:
-                found.append(index)
-    return sorted(found)

@@ -14,6 +14,10 @@ def never(ahead_seconds: float = 0.0) -> bool:
     return False
 
 
+def unheard(sentence: str) -> None:
+    """Listen to nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BoundOptions:
     """How bounds are computed.
@@ -31,6 +35,10 @@ class BoundOptions:
         intermediate: `crown`, or `ibp` for CROWN-IBP.
         row_ranks: the ranks that divide the rows of each node among them, with coefficients and α
             (`parallel.shard_specs`); all make the same calls with the same arguments.
+        alone: no other rank takes part in a backward pass: weights are whole on this rank, and no
+            layer is split by neuron. Then a pass that runs out of memory is repeated in halves.
+        told: called with a sentence for the record when something happened that the result does
+            not show, such as memory that ran out.
         out_of_time: asked between steps whether the clock runs out within so many seconds from
             now; the same answer on all ranks.
         progress: called with a short sentence as long steps advance.
@@ -43,6 +51,8 @@ class BoundOptions:
     sparse_alpha: bool = True
     intermediate: str = "crown"
     row_ranks: Communicator = Communicator.single("rows")
+    alone: bool = True
+    told: Callable[[str], None] = unheard
     out_of_time: Callable[[float], bool] = never
     progress: Callable[[str], None] | None = None
 

@@ -6,7 +6,7 @@ that leaves unstable are bounded by backward passes in row chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from auto_LiRPA_patches.engine.chunks import chunking
 from auto_LiRPA_patches.engine.errors import OutOfTimeError
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.out_of_memory import Halving, ran_out_of_memory
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
 from auto_LiRPA_patches.operators.activation import Activation
@@ -117,16 +118,54 @@ def by_chunks(
 
     Raises:
         OutOfTimeError: the clock ran out between two chunks.
+        MemoryRanOutError: a single row, or a tile, does not fit into some rank's memory.
     """
     split = options.share.split(rows.count)
     own = rows.narrow(split.start, split.stop)
-    parts = []
-    for start, stop in cut.ranges(own.count, cut.chunks(split.most)):
-        if options.out_of_time(0.0):
-            raise OutOfTimeError(f"out of time at {place}, row {split.start + start}.")
+    halving = Halving(place, options)
+
+    def bound(start: int, stop: int) -> Tensor:
+        def piece(first: int, last: int) -> Tensor:
+            return compute(own.narrow(start + first, start + last))
+
         with torch.no_grad():
-            parts.append(compute(own.narrow(start, stop))[: own.count - start])
-    return split.gather(torch.cat(parts) if len(parts) != 1 else parts[0])
+            return halving.run(piece, stop - start)[: own.count - start]
+
+    ranges = cut.ranges(own.count, cut.chunks(split.most))
+    found = in_turn(f"{place}, rows from {split.start}", ranges, bound, options)
+    return split.give_up(place) if found is None else split.gather(found, place)
+
+
+def in_turn(
+    place: str,
+    ranges: Iterable[tuple[int, int]],
+    bound: Callable[[int, int], Tensor],
+    options: BoundOptions,
+) -> Tensor | None:
+    """``bound(start, stop)`` of one chunk after the other, put together.
+
+    Returns:
+        None where memory ran out and other ranks wait to hear of it: the clock, which is asked
+        before each chunk, was asked as often as they ask it.
+
+    Raises:
+        OutOfTimeError: the clock ran out.
+    """
+    parts: list[Tensor] | None = []
+    for start, stop in ranges:
+        if options.out_of_time(0.0):
+            raise OutOfTimeError(f"out of time at {place}.")
+        if parts is None:
+            continue
+        try:
+            parts.append(bound(start, stop))
+        except Exception as error:
+            if not options.alone or not ran_out_of_memory(error):
+                raise
+            parts = None
+    if parts is None:
+        return None
+    return torch.cat(parts) if len(parts) != 1 else parts[0]
 
 
 def interval_rows(state: Relaxations, rows: Rows) -> Tensor:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch import Tensor
 
+from auto_LiRPA_patches.errors import MemoryRanOutError
 from auto_LiRPA_patches.sharding.collectives import (
     Communicator,
     gather_rows,
@@ -109,8 +111,11 @@ class RowSplit:
         """The rows of the rank that has most: what all ranks' schedules are made for."""
         return max(self.sizes)
 
-    def gather(self, own: Tensor) -> Tensor:
-        """All ranks' rows.
+    def gather(self, own: Tensor, what: str) -> Tensor:
+        """All ranks' rows of `what`, which names them: ranks compare names and sizes first.
+
+        Two ranks that gathered equally many rows of different nodes would get mixed bounds and no
+        error: a proof about no network.
 
         ========  ======================  ===========================================
         name      on each rank            meaning
@@ -121,10 +126,34 @@ class RowSplit:
 
         The adjoint hands each rank its rows of the sum of all ranks' gradients. In tiles that sum
         has been made already (`among_tiles`), and the gradient is the same on all ranks.
+
+        Raises:
+            RanksDisagreeError: on every rank, if they come here for different rows.
+            MemoryRanOutError: on every rank, if one called `give_up` instead.
         """
+        self._meet(what, gave_up=False)
         if self.tile_rows is None:
             return gather_rows(self.communicator, own, self.sizes)
         return gather_rows_of_whole(self.communicator, own, self.sizes)
+
+    def give_up(self, what: str) -> NoReturn:
+        """Instead of `gather`, where this rank's rows did not fit into its memory.
+
+        Raises:
+            MemoryRanOutError: on every rank, those in `gather` included.
+        """
+        self._meet(what, gave_up=True)
+        raise AssertionError("unreachable: a rank that gives up is heard by itself")
+
+    def _meet(self, what: str, *, gave_up: bool) -> None:
+        purpose = f"{what}, rows {self.sizes}"
+        answers = self.communicator.all_gather_integers(purpose, [int(gave_up)])
+        lost = [rank for rank, (answer,) in enumerate(answers) if answer]
+        if lost:
+            raise MemoryRanOutError(
+                f"{what}: bounds do not fit into the memory of rank {lost[0]} "
+                f"({self.sizes[lost[0]]} rows). Use more ranks, or a machine with more memory."
+            )
 
     def among_tiles(self, tensors: Sequence[Tensor], chunks: int) -> list[tuple[Tensor, ...]]:
         """What every chunk of this rank's rows, a tile, is to compute with instead of `tensors`.

@@ -94,6 +94,9 @@ class Record:
     counterexample: str | None = None
     """File the counterexample was saved to; None without one."""
 
+    events: tuple[str, ...] = ()
+    """What happened on some rank that the verdict does not show: memory that ran out."""
+
     ignored: tuple[str, ...] = ()
     """Config keys that were set and had no effect."""
 
@@ -113,6 +116,7 @@ class Record:
             "memory": _plain(self.memory),
             "parallel": {**_plain(self.parallel), "parameters": _plain(self.parallel.parameters)},
             "counterexample": self.counterexample,
+            "events": list(self.events),
             "ignored": list(self.ignored),
             "config_hash": self.config_hash,
             "versions": dict(self.versions),

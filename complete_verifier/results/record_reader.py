@@ -42,6 +42,7 @@ def record_from_json(plain: Mapping[str, Any]) -> Record:
             memory=_part(Memory, plain["memory"]),
             parallel=_part(Parallel, {**parallel, "parameters": parameters}),
             counterexample=plain["counterexample"],
+            events=tuple(plain["events"]),
             ignored=tuple(plain["ignored"]),
             config_hash=str(plain["config_hash"]),
             versions=dict(plain["versions"]),

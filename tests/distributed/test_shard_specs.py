@@ -16,10 +16,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auto_LiRPA_patches.engine import backward, row_block, schedule
 from auto_LiRPA_patches.engine.alpha import optimize_alpha
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
+from auto_LiRPA_patches.errors import RanksDisagreeError
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.sharding import row_share
 from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks, differentiable
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
@@ -31,10 +34,10 @@ from tests.unit.engine import nets
 
 pytestmark = pytest.mark.distributed
 
-WORLDS = (2, 3, 4)
 TILE = 16
 IN_TILES = BoundOptions(tile_rows=TILE)
 IN_CHUNKS = BoundOptions(chunk_rows=40)
+DENSE = replace(IN_CHUNKS, sparse_rows=False, sparse_alpha=False)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ class Case:
     fsdp: bool = False
     rows: int = 1000
     plant: str = ""
+
+    def __str__(self) -> str:
+        where = " fsdp" if self.fsdp else ""
+        return f"{self.name}{where} {self.rows} rows"
 
 
 def _module(name: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -99,8 +106,8 @@ def _tiles_summed_twice(communicator: Communicator, table: Tensor, tiles: Any) -
     return _SUM(communicator, table, tiles) * 2
 
 
-def _rows_swapped(split: RowSplit, own: Tensor) -> Tensor:
-    return _GATHER(split, own).roll(1, 0)
+def _rows_swapped(split: RowSplit, own: Tensor, what: str) -> Tensor:
+    return _GATHER(split, own, what).roll(1, 0)
 
 
 BUGS: dict[str, tuple[Any, str, Any]] = {
@@ -152,6 +159,50 @@ def _inner(method: str, bounds: Any, graph: Graph) -> dict[str, Tensor]:
     return {key: torch.stack([value.lower, value.upper]) for key, value in own.items()}
 
 
+def gather_other_rows(ranks: Ranks) -> str:
+    """Rank 1 is at another node than the others, with as many rows."""
+    split = row_share.RowShare(ranks.data).split(6)
+    try:
+        split.gather(torch.ones(split.stop - split.start), f"node {int(ranks.data.rank == 1)}")
+    except RanksDisagreeError as error:
+        return str(error)
+    return ""
+
+
+def run_out_of_memory(ranks: Ranks, fails_at: int) -> tuple[int, list[str], Tensor]:
+    """The k-th backward pass, or below 0 the k-th gradient pass, of rank 1 finds no memory."""
+    told: list[str] = []
+    case = Case("deep", radius=0.8, alpha=AlphaOptions(iterations=4))
+    options = BoundOptions(row_ranks=ranks.data, told=told.append)
+    graph = _graph(ranks, case)
+    torch.manual_seed(6)
+    box = nets.boxes(graph.input_shape, 1, case.radius, torch.float32)
+    calls = {"pass": 0, "gradient": 0}
+
+    def failing(kind: str, at: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls[kind] += 1
+            if ranks.world.rank == 1 and calls[kind] == at:
+                raise torch.OutOfMemoryError("planted: not enough memory")
+            return original(*arguments)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (schedule, row_block):
+            passes = failing("pass", fails_at, backward.lower_bounds)
+            patch.setattr(module, "lower_bounds", passes)
+        # In the middle of the gradient pass: the others wait in an exchange of it.
+        step = differentiable._GatherRows.backward
+        patch.setattr(
+            differentiable._GatherRows,
+            "backward",
+            staticmethod(failing("gradient", -fails_at, step)),
+        )
+        found = nets.alpha_crown(graph, box, nets.signed_outputs(graph), case.alpha, options)
+    return found.iterations, told, found.lower
+
+
 def multiplier_bytes(ranks: Ranks) -> int:
     """Peak bytes of α with all that belongs to it."""
     case = Case("wide", options=BoundOptions())
@@ -167,7 +218,10 @@ def multiplier_bytes(ranks: Ranks) -> int:
 
 
 def _compare(
-    pool: RankPool, case: Case, same: Callable[[str, Tensor, Tensor], bool], worlds: Any = WORLDS
+    pool: RankPool,
+    case: Case,
+    same: Callable[[str, Tensor, Tensor], bool],
+    worlds: tuple[int, ...],
 ) -> list[str]:
     """What differs on some rank of some world from one rank's."""
     (alone,) = pool.run(all_bounds, 1, replace(case, plant=""))
@@ -206,39 +260,41 @@ TWENTY = AlphaOptions(iterations=20)
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("case", "worlds"),
     [
-        Case("wide", alpha=KEEP),
-        Case("wide conv", radius=0.2),
-        Case("wide", fsdp=True),
-        Case("residual", fsdp=True, alpha=KEEP),
-        Case("product"),
-        Case("sigmoid", radius=0.8),
+        (Case("wide", alpha=KEEP), (2, 3, 4)),
+        (Case("wide conv", radius=0.2), (2,)),
+        (Case("wide", fsdp=True), (3,)),
+        (Case("residual", fsdp=True, alpha=KEEP), (2,)),
+        (Case("product"), (2,)),
+        (Case("sigmoid", radius=0.8), (3,)),
         # One functional and layers of one tile: most ranks have no rows at all.
-        Case("deep", fsdp=True, rows=1),
-        Case("wide", fsdp=True, rows=1, options=replace(IN_TILES, memory_bytes=1)),
+        (Case("deep", fsdp=True, rows=1), (2, 4)),
+        (Case("wide", fsdp=True, rows=1, options=replace(IN_TILES, memory_bytes=1)), (4,)),
     ],
-    ids=lambda case: f"{case.name}{' fsdp' * case.fsdp} {case.rows}",
+    ids=str,
 )
-def test_in_tiles_every_world_has_the_bits_of_one_rank(rank_pool: RankPool, case: Case) -> None:
-    assert not _compare(rank_pool, case, _bits)
+def test_in_tiles_every_world_has_the_bits_of_one_rank(
+    rank_pool: RankPool, case: Case, worlds: tuple[int, ...]
+) -> None:
+    assert not _compare(rank_pool, case, _bits, worlds)
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("case", "worlds"),
     [
-        Case("wide", options=IN_CHUNKS, alpha=TWENTY),
-        Case(
-            "wide", options=replace(IN_CHUNKS, sparse_rows=False, sparse_alpha=False), alpha=TWENTY
-        ),
-        Case("wide conv", radius=0.2, options=BoundOptions(memory_bytes=60_000)),
-        Case("mixed", options=BoundOptions(), alpha=TWENTY),
-        Case("deep", options=IN_CHUNKS, rows=1, fsdp=True),
+        (Case("wide", options=IN_CHUNKS, alpha=TWENTY), (2, 3, 4)),
+        (Case("wide", options=DENSE, alpha=TWENTY), (2,)),
+        (Case("wide conv", radius=0.2, options=BoundOptions(memory_bytes=60_000)), (3,)),
+        (Case("mixed", options=BoundOptions(), alpha=TWENTY), (2,)),
+        (Case("deep", options=IN_CHUNKS, rows=1, fsdp=True), (2, 4)),
     ],
-    ids=lambda case: f"{case.name}{' fsdp' * case.fsdp} {case.rows}",
+    ids=str,
 )
-def test_otherwise_bounds_differ_by_rounding_alone(rank_pool: RankPool, case: Case) -> None:
-    assert not _compare(rank_pool, case, _near)
+def test_otherwise_bounds_differ_by_rounding_alone(
+    rank_pool: RankPool, case: Case, worlds: tuple[int, ...]
+) -> None:
+    assert not _compare(rank_pool, case, _near, worlds)
 
 
 @pytest.mark.parametrize("bug", list(BUGS))
@@ -246,6 +302,23 @@ def test_a_planted_bug_is_seen(rank_pool: RankPool, bug: str) -> None:
     in_tiles = bug.startswith("tiles")
     case = Case("wide", options=IN_TILES if in_tiles else IN_CHUNKS, plant=bug)
     assert _compare(rank_pool, case, _bits if in_tiles else _near, worlds=(2,))
+
+
+def test_ranks_at_different_nodes_do_not_mix_their_bounds(rank_pool: RankPool) -> None:
+    for told in rank_pool.run(gather_other_rows, 3):
+        assert "rank 0 at node 0, rows (2, 2, 2)" in told and "rank 1 at node 1" in told
+
+
+@pytest.mark.parametrize("fails_at", [2, 9, 13, -1, -4])
+def test_memory_that_runs_out_on_one_rank_changes_no_bound(
+    rank_pool: RankPool, fails_at: int
+) -> None:
+    ((_, _, alone),) = rank_pool.run(run_out_of_memory, 1, 0)
+    found = rank_pool.run(run_out_of_memory, 3, fails_at)
+    assert found[1][1], "rank 1 did not run out of memory"
+    for iterations, _, lower in found:
+        assert iterations == 4
+        torch.testing.assert_close(lower, alone, rtol=1e-5, atol=1e-5)
 
 
 def test_slopes_live_on_one_rank_each(rank_pool: RankPool) -> None:

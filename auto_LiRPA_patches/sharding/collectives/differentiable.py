@@ -2,7 +2,8 @@
 
 The loss they differentiate is the sum over all ranks of what each rank calls its loss. Every rank
 calls `backward` of a graph with the same collectives in the same order. The adjoint of a gather
-adds R contributions in rank order, so its bits depend on nothing but them.
+adds R contributions in rank order, so its bits depend on nothing but them. The adjoints of rows
+begin with a vote, by which a rank that ran out of memory ends the gradient pass on all of them.
 
 torch's own collectives let the local gradient through unreduced (measured on gloo), which would be
 a wrong gradient and no error.
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.errors import MemoryRanOutError
 from auto_LiRPA_patches.sharding.collectives.communicator import Communicator
 
 
@@ -101,6 +103,7 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         communicator: Communicator = ctx.communicator
+        _go_on_together(communicator)
         own = ctx.sizes[communicator.rank]
         pieces = communicator.all_to_all_uneven(grads[0], ctx.sizes, [own] * communicator.size)
         total = pieces[:own].clone()
@@ -135,6 +138,7 @@ class _ShareAmongTiles(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         communicator: Communicator = ctx.communicator
+        _go_on_together(communicator)
         width, own = len(ctx.shapes), ctx.tiles[communicator.rank]
         columns = sum(shape.numel() for shape in ctx.shapes)
         table = grads[0].new_empty(own, columns)
@@ -145,6 +149,15 @@ class _ShareAmongTiles(torch.autograd.Function):
         whole = total.split([shape.numel() for shape in ctx.shapes])
         shaped = (part.view(shape) for part, shape in zip(whole, ctx.shapes, strict=True))
         return None, None, None, *shaped
+
+
+def _go_on_together(communicator: Communicator) -> None:
+    """Hear whether a rank ran out of memory since the last exchange of this gradient pass.
+
+    It says so by ``agree_any(True)`` in place of the exchange it would have come to next.
+    """
+    if communicator.agree_any(False):
+        raise MemoryRanOutError(f"{communicator.name}: the gradient does not fit into memory.")
 
 
 def _sum_in_order(communicator: Communicator, table: Tensor, tiles: Sequence[int]) -> Tensor:

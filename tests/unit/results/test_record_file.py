@@ -34,6 +34,7 @@ SCHEMA = {
     "memory": ["baseline_bytes", "peak_bytes", "baseline_by_kind", "peak_by_kind"],
     "parallel": ["world_size", "data", "tp", "fsdp", "shard_specs", "shard_domains", "parameters"],
     "counterexample": None,
+    "events": None,
     "ignored": None,
     "config_hash": None,
     "versions": None,

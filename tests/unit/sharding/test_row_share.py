@@ -51,6 +51,6 @@ def test_a_rank_alone_has_all_rows_and_moves_nothing() -> None:
     split = RowShare(Communicator.single("rows")).split(5)
     assert (split.start, split.stop, split.most) == (0, 5, 5)
     own = torch.arange(5.0, requires_grad=True)
-    assert split.gather(own) is own
+    assert split.gather(own, "rows") is own
     with pytest.raises(ValueError, match="not computed in tiles"):
         split.among_tiles([own], 1)
