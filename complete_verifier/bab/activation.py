@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.engine.subproblems import relu_like, splittable
 from auto_LiRPA_patches.sharding.collectives import Communicator
 from complete_verifier.attack.counterexample import Counterexample
@@ -187,21 +188,47 @@ class _Tree:
             batch, is_open = self._filled_up(batch, most)
         if batch.count == 0 or is_open is None:
             return
-        scores, points = look(self.bounding, batch, is_open)
-        found = self.attack.look(points, rounds)
-        if self._agreed(found is not None):
+        found = self._expand(batch, is_open, _Round(rounds, levels, own))
+        if found is not None:
             self.pool.add(branches.batch)
             self.own = replace(self.own, counterexample=found)
-            return
-        children = self._split(batch, scores, levels)
+
+    def _expand(self, batch: DomainBatch, is_open: Tensor, now: _Round) -> Counterexample | None:
+        """Split and bound; half of the batch at a time where memory does not hold all of it.
+
+        Where other ranks take part in every use of a layer, too little memory ends the run.
+        """
+        try:
+            return self._expand_at_once(batch, is_open, now)
+        except Exception as error:
+            alone = not (self.partners.in_step or self.partners.layers_split)
+            if not (alone and batch.count > 1 and ran_out_of_memory(error)):
+                raise
+        self.context.bounds.told(f"memory ran out: {batch.count} subproblems are split in halves")
+        places = torch.arange(batch.count)
+        for half in places.tensor_split(2):
+            part = replace(now, real=len(half))
+            found = self._expand(batch.select(half), is_open[half.to(is_open.device)], part)
+            if found is not None:
+                return found
+        return None
+
+    def _expand_at_once(
+        self, batch: DomainBatch, is_open: Tensor, now: _Round
+    ) -> Counterexample | None:
+        scores, points = look(self.bounding, batch, is_open)
+        found = self.attack.look(points, now.number)
+        if self._agreed(found is not None):
+            return found
+        children = self._split(batch, scores, now.levels)
         children = self.bounding.optimize(
             children, self.settings.own_beta, stop_early=not self.settings.synchronous
         )
-        if own < batch.count:
-            real = (torch.arange(children.count) % batch.count) < own
-            children = children.select(real)
-        self.own = replace(self.own, visited=self.own.visited + children.count)
+        if now.real < batch.count:
+            children = children.select(torch.arange(children.count) % batch.count < now.real)
         self.pool.add(children.select(~(children.margin > 0)))
+        self.own = replace(self.own, visited=self.own.visited + children.count)
+        return None
 
     def _filled_up(self, batch: DomainBatch, count: int) -> tuple[DomainBatch, Tensor]:
         """`count` subproblems with their open features: the last, or a stand-in, repeated."""
@@ -282,6 +309,21 @@ class _Tree:
                 self.own = replace(self.own, stuck=self.own.stuck + 1)
                 self.stuck_margin = min(self.stuck_margin, float(leaf.margin[0]))
         return None
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What is alike for all subproblems of a round.
+
+    Attributes:
+        number: of the round.
+        levels: neurons each subproblem is split at.
+        real: of the batch, how many subproblems are no stand-ins; these come first.
+    """
+
+    number: int
+    levels: int
+    real: int
 
 
 @dataclass(frozen=True)

@@ -264,8 +264,10 @@ class Bounding:
         Args:
             betas: ``[B, S, D]`` of the splits.
         """
-        largest = self._largest[batch.splits.long().abs()]
-        return allowance_of((betas * largest.unsqueeze(1)).sum(dim=2)).T
+        largest = self._largest[batch.splits.long().abs()].double()
+        # Summed in float64, so that room for more splits, all zeros, does not change the result.
+        size = (betas.double() * largest.unsqueeze(1)).sum(dim=2)
+        return allowance_of(size.to(betas.dtype)).T
 
     @cached_property
     def _largest(self) -> Tensor:

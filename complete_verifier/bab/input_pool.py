@@ -227,8 +227,8 @@ class BoxPool:
             if self._slabs is None:
                 self._slabs = boxes
             return
-        self._fingerprint = (self._fingerprint + boxes.fingerprint) % _MODULUS
         slabs = self._reserve(boxes)
+        self._fingerprint = (self._fingerprint + boxes.fingerprint) % _MODULUS
         for name in _FIELDS:
             getattr(slabs, name)[self._count : self._count + boxes.count] = getattr(boxes, name)
         self._count += boxes.count

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import torch
 
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import stop
@@ -145,13 +146,23 @@ class _Search:
         found = []
         for block in blocks:
             self.bounds.begin_block()
-            found.append(
-                children(block, self.bounds.bound, self.settings, self.bab.batch_size, rounds)
-            )
+            found += self._expand(block, rounds)
         if found:
             bounded = Bounded.concatenate(found)
             self.own = replace(self.own, visited=self.own.visited + bounded.boxes.count)
             self._receive(bounded, rounds + 1)
+
+    def _expand(self, parents: Boxes, rounds: int) -> list[Bounded]:
+        """Bounded children; half of the parents at a time where memory does not hold all."""
+        most = self.bab.batch_size
+        try:
+            return [children(parents, self.bounds.bound, self.settings, most, rounds)]
+        except Exception as error:
+            if parents.count < 2 or self.partners.layers_split or not ran_out_of_memory(error):
+                raise
+        self.context.bounds.told(f"memory ran out: {parents.count} boxes are split in halves")
+        halves = torch.arange(parents.count, device=parents.path.device).tensor_split(2)
+        return [one for half in halves for one in self._expand(parents.select(half), rounds)]
 
     def _receive(self, bounded: Bounded, rounds: int) -> None:
         """Try points of open boxes; put those that can be split into the pool."""

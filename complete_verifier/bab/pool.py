@@ -173,8 +173,8 @@ class DomainPool:
                 self._slabs = batch
             return
         batch = DomainBatch(*(getattr(batch, name).cpu() for name in _FIELDS))
-        self._fingerprint = (self._fingerprint + batch.fingerprint) % _MODULUS
         self._reserve(batch)
+        self._fingerprint = (self._fingerprint + batch.fingerprint) % _MODULUS
         slots = [self._free.pop() for _ in range(batch.count)]
         index = torch.tensor(slots)
         slabs = self._require_slabs()
