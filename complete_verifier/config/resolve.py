@@ -48,7 +48,7 @@ def resolve(
     notes = [
         *device,
         *_backend(config, device[0].value if device else config.general.device, given),
-        *_sharding(config),
+        *_sharding(config, facts),
         *_init_method(config),
         *_tensor_parallel(config, facts, given),
     ]
@@ -90,8 +90,7 @@ def _backend(config: Config, device: str, given: Mapping[str, str]) -> list[Reso
 
 
 def _tensor_parallel(config: Config, facts: Facts, given: Mapping[str, str]) -> list[Resolved]:
-    tp = config.parallel.tp
-    degree = (facts.num_ranks if tp else 1) if isinstance(tp, bool) else tp
+    tp, degree = config.parallel.tp, _degree(config, facts)
     if facts.num_ranks % degree:
         raise ConfigError(
             f"parallel.tp: expected a divisor of the {facts.num_ranks} rank(s) that are started, "
@@ -116,17 +115,23 @@ def _tensor_parallel(config: Config, facts: Facts, given: Mapping[str, str]) -> 
     return notes
 
 
-def _sharding(config: Config) -> list[Resolved]:
-    """`shard_specs` and `shard_domains`: off unless they are asked for."""
-    settings = {
-        "parallel.shard_specs": (config.parallel.shard_specs, "rows"),
-        "parallel.shard_domains": (config.parallel.shard_domains, "subproblems"),
-    }
-    return [
-        Resolved(key, False, f"{what} are shared where it is asked for")
-        for key, (value, what) in settings.items()
-        if value == "auto"
-    ]
+def _degree(config: Config, facts: Facts) -> int:
+    """Ranks that share a layer's neurons."""
+    tp = config.parallel.tp
+    return (facts.num_ranks if tp else 1) if isinstance(tp, bool) else tp
+
+
+def _sharding(config: Config, facts: Facts) -> list[Resolved]:
+    """`shard_specs`: on where the data axis has several ranks. `shard_domains`: where asked for."""
+    data = facts.num_ranks // _degree(config, facts)
+    notes = []
+    if config.parallel.shard_specs == "auto":
+        why = f"{data} rank(s) can share the rows"
+        notes.append(Resolved("parallel.shard_specs", data > 1, why))
+    if config.parallel.shard_domains == "auto":
+        why = "subproblems are shared where it is asked for"
+        notes.append(Resolved("parallel.shard_domains", False, why))
+    return notes
 
 
 def _init_method(config: Config) -> list[Resolved]:

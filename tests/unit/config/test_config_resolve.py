@@ -91,6 +91,26 @@ def test_a_tensor_parallel_degree_divides_the_ranks() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "tp", "given", "expected"),
+    [
+        (1, 1, "auto", False),
+        (2, 1, "auto", True),
+        (4, 2, "auto", True),
+        (2, 2, "auto", False),
+        (2, True, "auto", False),
+        (2, 1, False, False),
+        (1, 1, True, True),
+    ],
+)
+def test_rows_are_shared_wherever_ranks_can(
+    num_ranks: int, tp: int | bool, given: bool | str, expected: bool
+) -> None:
+    config = build_config({"parallel.tp": tp, "parallel.shard_specs": given})
+    config, _ = resolve(config, Facts(cuda_available=False, num_ranks=num_ranks))
+    assert config.parallel.shard_specs is expected
+
+
 def test_first_method_follows_the_method() -> None:
     config, _ = resolve(build_config({"solver.bound_prop_method": "crown"}), CPU)
     assert config.solver.init_bound_prop_method == "crown"
