@@ -35,6 +35,7 @@ from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_settings import HEURISTICS, InputSplitSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome
+from complete_verifier.bab.partners import Partners
 from complete_verifier.bounds.incomplete import RegionBounds, verify_region
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.heap import keep_freed_memory
@@ -59,8 +60,8 @@ class Case:
     bounds: RegionBounds
     root_seconds: float
 
-    def run(self, rounds: int | None) -> BabOutcome:
-        """Branch and bound from the root, for so many rounds at most."""
+    def run(self, rounds: int | None, partners: Partners | None = None) -> BabOutcome:
+        """Branch and bound from the root, for so many rounds at most; alone or with other ranks."""
         options = self.options
         start = time.monotonic()
         context = BabContext(
@@ -71,6 +72,7 @@ class Case:
                 out_of_time=lambda ahead: time.monotonic() - start + ahead > options.seconds,
             ),
             confirm=self._confirm,
+            partners=Partners.alone() if partners is None else partners,
         )
         settings = replace(_settings(options), max_iterations=rounds)
         if options.inputs:
@@ -213,7 +215,8 @@ def _finite(value: float) -> float | None:
     return value if abs(value) != float("inf") else None
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_of() -> argparse.ArgumentParser:
+    """The command line; other measurements of branch and bound add to it."""
     parser = argparse.ArgumentParser(description="Measure branch and bound on one instance.")
     parser.add_argument("onnx", type=Path)
     parser.add_argument("vnnlib", type=Path)
@@ -237,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the instance of the command line; exit code 1 if it cannot be measured."""
-    options = _parser().parse_args(arguments)
+    options = arguments_of().parse_args(arguments)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     try:

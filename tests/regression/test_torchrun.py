@@ -69,7 +69,7 @@ class Place:
 SECOND_PROPERTY = Place("complete_verifier.reading", "read_vnnlib", 2)
 SECOND_LOAD = Place("complete_verifier.model.network", "_read_network", 2)
 IN_BOUNDS = Place("complete_verifier.bounds.incomplete", "crown_bounds", 3)
-IN_BRANCHING = Place("complete_verifier.instance", "activation_branch_and_bound", 1)
+IN_BRANCHING = Place("complete_verifier.bab.activation", "Bounding.optimize", 2)
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,23 @@ def test_a_lost_rank_ends_the_run_with_its_number_and_keeps_results(
     assert expected in run.stderr and "rank 1" in run.stderr.replace("local_rank: 1", "rank 1")
     assert run.verdicts == ["unsat"] * finished
     assert run.ended - float((tmp_path / "moment").read_text()) < 15
+
+
+def test_two_ranks_that_share_subproblems_do_the_work_of_one(
+    program: Callable[..., Run], tmp_path: Path
+) -> None:
+    failing_batch(tmp_path, "pass")
+    flags = ("--complete_verifier", "bab", "--force_synchronous", "--batch_size", "16", "--fsdp")
+    flags = (*BATCH, *flags, "false", "--start", "2")
+    alone = program(*flags)
+    both = torchrun(
+        tmp_path, Path("--"), str(ROOT / "abcrown.py"), *flags, "--shard_domains", "true"
+    )
+    assert both.code == 0, both.stderr
+    assert both.verdicts == alone.verdicts
+    assert both.records[-1]["bab"] == alone.records[-1]["bab"]
+    assert both.records[-1]["bab"]["domains_visited"] > 20
+    assert both.records[-1]["parallel"]["shard_domains"]
 
 
 def test_a_rank_that_alone_cannot_read_an_instance_ends_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Measure how much faster branch and bound is where ranks share its subproblems.
+
+Usage: python scripts/bench_ranks.py ONNX VNNLIB [--ranks 1 2 4] [flags of bench_bab.py]
+
+Every number of ranks starts from the same root, with one thread per rank. With --synchronous and
+--rounds all do the same work. What the machine itself gains from as many processes is measured
+beside it, by matrix products of the size that a batch makes: no speed-up can be expected above it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from bench_bab import arguments_of, open_case
+from rank_processes import RankProcesses
+
+from auto_LiRPA_patches.errors import VerifierError
+from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks
+from complete_verifier.bab.partners import Partners
+from complete_verifier.heap import keep_freed_memory
+
+_CEILING_SECONDS = 3.0
+_ROWS, _WIDTH = 512, 256
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one rank measured.
+
+    Attributes:
+        subproblems: of all ranks together.
+        rounds, ending: of branch and bound.
+        seconds, cpu_seconds: of this rank's branch and bound.
+        products: matrix products per second, all ranks at it at once.
+    """
+
+    subproblems: int
+    rounds: int
+    ending: str
+    seconds: float
+    cpu_seconds: float
+    products: float
+
+
+def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
+    """Branch on the case of the command line together with the other ranks.
+
+    Raises:
+        VerifierError: bounds prove the property.
+    """
+    keep_freed_memory()
+    case = open_case(options)
+    if case is None:
+        raise VerifierError("bounds prove the property; there is nothing to branch on")
+    partners = Partners(ranks.data, Communicator.single("weights"))
+    ranks.world.barrier()
+    products = _products_per_second()
+    ranks.world.barrier()
+    start, cpu = time.perf_counter(), time.process_time()
+    outcome = case.run(options.rounds, partners)
+    return Figures(
+        subproblems=outcome.domains_visited,
+        rounds=outcome.rounds,
+        ending=outcome.ending.value,
+        seconds=time.perf_counter() - start,
+        cpu_seconds=time.process_time() - cpu,
+        products=products,
+    )
+
+
+def table(found: Sequence[list[Figures]]) -> str:
+    """One line per number of ranks; speed-ups are against the first."""
+    lines = ["ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  the machine's own"]
+    first = found[0]
+    for own in found:
+        speed, base = _speed(own), _speed(first)
+        ceiling = sum(one.products for one in own) / sum(one.products for one in first)
+        lines.append(
+            f"{len(own):5}  {own[0].subproblems:11}  {own[0].rounds:6}  {_seconds(own):7.1f}  "
+            f"{sum(one.cpu_seconds for one in own):5.1f}  {speed:10.0f}  {speed / base:8.2f}  "
+            f"{ceiling:17.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _seconds(own: list[Figures]) -> float:
+    return max(one.seconds for one in own)
+
+
+def _speed(own: list[Figures]) -> float:
+    return own[0].subproblems / max(_seconds(own), 1e-9)
+
+
+def _products_per_second() -> float:
+    left, right = torch.rand(_ROWS, _WIDTH), torch.rand(_WIDTH, _WIDTH)
+    start, count = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - start) < _CEILING_SECONDS:
+        left @ right
+        count += 1
+    return count / seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every number of ranks; exit code 1 if one of them fails."""
+    parser = arguments_of()
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    options = parser.parse_args(arguments)
+    try:
+        with RankProcesses() as processes:
+            found = [processes.run(measure, size, options) for size in options.ranks]
+    except RuntimeError as error:
+        print(f"bench_ranks: error: {error}", file=sys.stderr)
+        return 1
+    print(table(found))
+    if options.json is not None:
+        rows = [[vars(one) for one in own] for own in found]
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
