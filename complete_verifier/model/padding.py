@@ -33,8 +33,11 @@ def convolution(writer: GraphWriter, node: NodeProto) -> None:
     value, output = node.input[0], node.output[0]
     sample, made = writer.sample_shape(value), writer.shape(output)
     weight = writer.constant(node.input[1])
-    if writer.layout(value) is not Layout.LEADING or sample is None or weight is None:
+    if weight is None or writer.layout(value) is Layout.ADDED:
         raise writer.refusal(node, "its weights are no constant, or its input has no batch axis.")
+    if sample is None:
+        writer.keep(node, Layout.MOVED)
+        return
     axes = len(sample) - 1
     kernel = list(attribute(node, "kernel_shape", weight.shape[2:]))
     strides = list(attribute(node, "strides", [1] * axes))

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 # About values of the network's real-valued function; see the README on what a verdict means.
 _ELEMENT_TYPES = ("real", "float32")
-_VNNLIB_VERSIONS = ("1.0", "2.0")
+# The oldest and the newest; files of version 1.0 are read by --vnnlib_path.
+_VNNLIB_VERSIONS = ("2.0", "2.0")
 
 
 def _operators() -> tuple[str, ...]:
