@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterable, Sequence
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from onnx import ModelProto, TensorProto
 
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_graph import OnnxGraph
+from complete_verifier.model.onnx_wire import Place, SplitFile, split_weights
 
 MAX_FILE_BYTES = 2**31
 """Protobuf cannot hold more; also the limit for a decompressed `.gz`."""
@@ -58,8 +60,7 @@ class OnnxFile:
 def read_onnx(path: Path | str, input_shape: Sequence[int] | None = None) -> OnnxFile:
     """Returns the network in `path`, or in `path` + ".gz" where only that exists.
 
-    Two copies of the weights are in memory at most (the file and the message, then the message and
-    the arrays); one of weights kept in files beside the model.
+    One copy of the weights is in memory, and the largest tensor; two while a gzipped file is read.
 
     Args:
         path: An `.onnx` file, or a gzipped one whose name ends in `.gz`.
@@ -70,12 +71,11 @@ def read_onnx(path: Path | str, input_shape: Sequence[int] | None = None) -> Onn
         ModelError: unreadable or malformed file; several inputs or outputs; a shape left open.
     """
     found = existing_file(path)
-    model = _parse(found)
+    model, places = _parse(found)
     network_input = _input(found, model, input_shape)
     output = model.graph.output[0].name
     try:
-        folder = None if found.suffix == ".gz" else str(found.parent)
-        graph = OnnxGraph.taken_from(model, folder)
+        graph = OnnxGraph.taken_from(model, found, places)
     except (TypeError, ValueError, OSError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"{found}: a constant of the network is malformed: {reason}") from error
@@ -89,7 +89,7 @@ def read_input(path: Path | str, input_shape: Sequence[int] | None = None) -> On
         ModelError: as for `read_onnx`, constants apart.
     """
     found = existing_file(path)
-    return _input(found, _parse(found), input_shape)
+    return _input(found, _parse(found)[0], input_shape)
 
 
 def existing_file(path: Path | str) -> Path:
@@ -114,10 +114,11 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def _parse(path: Path) -> ModelProto:
-    content = read_bytes(path)
+def _parse(path: Path) -> tuple[ModelProto, Mapping[int, Place]]:
+    """The model, and the places of weights that it lacks."""
+    split = _split(path) or SplitFile(read_bytes(path), {})
     try:
-        model = onnx.load_model_from_string(content)
+        model = onnx.load_model_from_string(split.message)
     except (DecodeError, ValueError) as error:
         raise ModelError(f"{path}: not a readable ONNX file: {error}.") from error
     if not model.graph.node:
@@ -125,7 +126,22 @@ def _parse(path: Path) -> ModelProto:
     outputs = [value.name for value in model.graph.output]
     if len(outputs) != 1:
         raise ModelError(f"{path}: expected one output, got {len(outputs)}: {_names(outputs)}.")
-    return model
+    return model, split.places
+
+
+def _split(path: Path) -> SplitFile | None:
+    """None where the file has to be read as a whole."""
+    if path.suffix == ".gz":
+        return None
+    try:
+        with (
+            path.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as content,
+        ):
+            return split_weights(content) if len(content) <= MAX_FILE_BYTES else None
+    except (OSError, ValueError):  # not a file that can be mapped, or empty
+        return None
 
 
 def _input(path: Path, model: ModelProto, override: Sequence[int] | None) -> OnnxInput:

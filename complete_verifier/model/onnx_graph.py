@@ -9,9 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, external_data_helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    external_data_helper,
+    helper,
+    numpy_helper,
+)
+
+from complete_verifier.model.onnx_wire import Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,17 +39,26 @@ class OnnxGraph:
     constants: dict[str, np.ndarray]
 
     @classmethod
-    def taken_from(cls, model: ModelProto, folder: str | None) -> OnnxGraph:
+    def taken_from(cls, model: ModelProto, file: Path, places: Mapping[int, Place]) -> OnnxGraph:
         """Copy everything out of `model`, which the caller then drops to have the weights once.
 
         Args:
-            folder: where files with weights lie beside the model; None if there can be none.
+            model: as `file` has it.
+            file: where the content of initialisers is, and beside which files with weights lie.
+            places: of initialisers whose content `model` lacks, by position.
 
         Raises:
             OSError, TypeError, ValueError, onnx.checker.ValidationError: a malformed constant, or a
                 file of weights that is missing or not beside the model.
         """
-        constants = {t.name: _array(t, folder) for t in model.graph.initializer}
+        folder = None if file.suffix == ".gz" else str(file.parent)
+        constants = {}
+        with file.open("rb") as stream:
+            for position, tensor in enumerate(model.graph.initializer):
+                place = places.get(position)
+                constants[tensor.name] = (
+                    _array(tensor, folder) if place is None else _read(tensor, stream, place)
+                )
         nodes = []
         for node in model.graph.node:
             tensor = _held_tensor(node)
@@ -68,6 +89,15 @@ def _held_tensor(node: NodeProto) -> TensorProto | None:
         return None
     attribute = node.attribute[0]
     return attribute.t if attribute.name == "value" and attribute.HasField("t") else None
+
+
+def _read(tensor: TensorProto, stream: BinaryIO, place: Place) -> np.ndarray:
+    kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    stream.seek(place.offset)
+    content = np.fromfile(stream, dtype=kind.newbyteorder("<"), count=place.length // kind.itemsize)
+    if content.nbytes != place.length:
+        raise ValueError(f'"{tensor.name}": {place.length} bytes are no whole number of elements')
+    return content.astype(kind, copy=False).reshape(tensor.dims)
 
 
 def _array(tensor: TensorProto, folder: str | None) -> np.ndarray:
