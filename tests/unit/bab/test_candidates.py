@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from complete_verifier.bab.branching import Scores, candidates, choose
+from complete_verifier.bab.branching import Scores, candidates, choose, drawn_from_paths
 
 BATCH, FEATURES = 40, 12
 
@@ -45,3 +45,15 @@ def test_the_choice_is_that_of_trying_all_twice() -> None:
     every = torch.cat([table.topk(4, dim=1).indices for table in tables], dim=1)
     best = margins.amin(2).gather(1, every).argmax(dim=1, keepdim=True)
     assert torch.equal(chosen, every.gather(1, best).squeeze(1))
+
+
+def test_random_choices_follow_from_path_and_seed_alone() -> None:
+    """Whatever batch a subproblem is in, and on whichever rank."""
+    path = torch.tensor([1, -5, 1 << 62, 2])
+    drawn = drawn_from_paths(path, 7, 2000)
+    assert torch.equal(drawn_from_paths(path[2:3], 7, 2000), drawn[2:3])
+    assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
+    assert bool(((drawn.mean(dim=1) - 0.5).abs() < 0.03).all())
+    assert bool(((drawn.var(dim=1) - 1 / 12).abs() < 0.01).all())
+    assert drawn.unique().numel() > 7990
+    assert not torch.equal(drawn_from_paths(path, 8, 2000), drawn)
