@@ -122,16 +122,17 @@ def _degree(config: Config, facts: Facts) -> int:
 
 
 def _sharding(config: Config, facts: Facts) -> list[Resolved]:
-    """`shard_specs`: on where the data axis has several ranks. `shard_domains`: where asked for."""
+    """`shard_specs` and `shard_domains`: on where the data axis has several ranks."""
     data = facts.num_ranks // _degree(config, facts)
-    notes = []
-    if config.parallel.shard_specs == "auto":
-        why = f"{data} rank(s) can share the rows"
-        notes.append(Resolved("parallel.shard_specs", data > 1, why))
-    if config.parallel.shard_domains == "auto":
-        why = "subproblems are shared where it is asked for"
-        notes.append(Resolved("parallel.shard_domains", False, why))
-    return notes
+    shared = {
+        "parallel.shard_specs": (config.parallel.shard_specs, "rows"),
+        "parallel.shard_domains": (config.parallel.shard_domains, "subproblems"),
+    }
+    return [
+        Resolved(key, data > 1, f"{data} rank(s) can share the {what}")
+        for key, (value, what) in shared.items()
+        if value == "auto"
+    ]
 
 
 def _init_method(config: Config) -> list[Resolved]:

@@ -103,12 +103,13 @@ def test_a_tensor_parallel_degree_divides_the_ranks() -> None:
         (1, 1, True, True),
     ],
 )
-def test_rows_are_shared_wherever_ranks_can(
-    num_ranks: int, tp: int | bool, given: bool | str, expected: bool
+@pytest.mark.parametrize("name", ["shard_specs", "shard_domains"])
+def test_rows_and_subproblems_are_shared_wherever_ranks_can(
+    num_ranks: int, tp: int | bool, given: bool | str, expected: bool, name: str
 ) -> None:
-    config = build_config({"parallel.tp": tp, "parallel.shard_specs": given})
+    config = build_config({"parallel.tp": tp, f"parallel.{name}": given})
     config, _ = resolve(config, Facts(cuda_available=False, num_ranks=num_ranks))
-    assert config.parallel.shard_specs is expected
+    assert getattr(config.parallel, name) is expected
 
 
 def test_first_method_follows_the_method() -> None:
