@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.graph import Graph, Node
+from auto_LiRPA_patches.operators.linear import Linear
+from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.sharding.weights import ParameterShare, WeightHandle, WeightSource
 
 _BLOCK = 256
@@ -65,3 +68,33 @@ class SeededWeights(WeightSource):
 
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:
         raise TypeError("weights from a seed take none over")
+
+
+def one_zone(name: str) -> Graph:
+    """The network ``zone:INPUTSxWIDTHxOUTPUTS``; its weights do not exist yet."""
+    inputs, width, outputs = (int(part) for part in name.removeprefix("zone:").split("x"))
+    weights = SeededWeights()
+    first = Linear(
+        "first",
+        ((inputs,),),
+        (width,),
+        weights.promise((width, inputs), inputs),
+        weights.promise((width,), inputs),
+    )
+    # Stored by input, the axis that a row layer is cut along.
+    last = Linear(
+        "last",
+        ((width,),),
+        (outputs,),
+        weights.promise((width, outputs), width),
+        weights.promise((outputs,), width),
+        transposed=True,
+    )
+    relu = Relu("relu", ((width,),), (width,))
+    nodes = (
+        Node("input", None, (), (inputs,)),
+        Node("first", first, (0,), (width,)),
+        Node("relu", relu, (1,), (width,)),
+        Node("last", last, (2,), (outputs,)),
+    )
+    return Graph(nodes, 3, weights)

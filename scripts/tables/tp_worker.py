@@ -23,14 +23,12 @@ from torch import Tensor
 from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
 from auto_LiRPA_patches.engine.alpha import optimize_alpha
 from auto_LiRPA_patches.engine.build import build_graph
-from auto_LiRPA_patches.engine.graph import Graph, Node
+from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.operators.linear import Linear
-from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.sharding.collectives import Ranks, start, stop
 from auto_LiRPA_patches.sharding.launch import read_launch
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
@@ -43,37 +41,7 @@ from complete_verifier.bounds.input_box import input_box
 from complete_verifier.model.network import load_network
 from complete_verifier.specification import read_vnnlib
 from tables.bound_worker import both_sides, mlp, survey
-from tables.seeded_weights import SeededWeights
-
-
-def one_zone(name: str) -> Graph:
-    """The network ``zone:INPUTSxWIDTHxOUTPUTS``; its weights do not exist yet."""
-    inputs, width, outputs = (int(part) for part in name.removeprefix("zone:").split("x"))
-    weights = SeededWeights()
-    first = Linear(
-        "first",
-        ((inputs,),),
-        (width,),
-        weights.promise((width, inputs), inputs),
-        weights.promise((width,), inputs),
-    )
-    # Stored by input, the axis that a row layer is cut along.
-    last = Linear(
-        "last",
-        ((width,),),
-        (outputs,),
-        weights.promise((width, outputs), width),
-        weights.promise((outputs,), width),
-        transposed=True,
-    )
-    relu = Relu("relu", ((width,),), (width,))
-    nodes = (
-        Node("input", None, (), (inputs,)),
-        Node("first", first, (0,), (width,)),
-        Node("relu", relu, (1,), (width,)),
-        Node("last", last, (2,), (outputs,)),
-    )
-    return Graph(nodes, 3, weights)
+from tables.seeded_weights import one_zone
 
 
 def whole_graph(network: str) -> Graph:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tables.seeded_weights import SeededWeights
-from tables.tp_worker import one_zone
+from tables.seeded_weights import SeededWeights, one_zone
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.options import BoundOptions
