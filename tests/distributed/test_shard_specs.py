@@ -229,7 +229,8 @@ def _compare(
         raise ValueError("α-CROWN improved nothing")
     found = []
     for world_size in worlds:
-        for rank, other in enumerate(pool.run(all_bounds, world_size, case, timeout=120)):
+        others = pool.run(all_bounds, world_size, case, timeout=120, collective_timeout=60)
+        for rank, other in enumerate(others):
             assert other.keys() == alone.keys()
             found += [
                 f"{key} on rank {rank} of {world_size}"
@@ -270,7 +271,7 @@ TWENTY = AlphaOptions(iterations=20)
         (Case("sigmoid", radius=0.8), (3,)),
         # One functional and layers of one tile: most ranks have no rows at all.
         (Case("deep", fsdp=True, rows=1), (2, 4)),
-        (Case("wide", fsdp=True, rows=1, options=replace(IN_TILES, memory_bytes=1)), (4,)),
+        (Case("wide", fsdp=True, rows=1, options=replace(IN_TILES, memory_bytes=1)), (2,)),
     ],
     ids=str,
 )
@@ -305,7 +306,7 @@ def test_a_planted_bug_is_seen(rank_pool: RankPool, bug: str) -> None:
 
 
 def test_ranks_at_different_nodes_do_not_mix_their_bounds(rank_pool: RankPool) -> None:
-    for told in rank_pool.run(gather_other_rows, 3):
+    for told in rank_pool.run(gather_other_rows, 3, timeout=120):
         assert "rank 0 at node 0, rows (2, 2, 2)" in told and "rank 1 at node 1" in told
 
 
@@ -314,7 +315,7 @@ def test_memory_that_runs_out_on_one_rank_changes_no_bound(
     rank_pool: RankPool, fails_at: int
 ) -> None:
     ((_, _, alone),) = rank_pool.run(run_out_of_memory, 1, 0)
-    found = rank_pool.run(run_out_of_memory, 3, fails_at)
+    found = rank_pool.run(run_out_of_memory, 3, fails_at, timeout=120, collective_timeout=60)
     assert found[1][1], "rank 1 did not run out of memory"
     for iterations, _, lower in found:
         assert iterations == 4
@@ -322,7 +323,7 @@ def test_memory_that_runs_out_on_one_rank_changes_no_bound(
 
 
 def test_slopes_live_on_one_rank_each(rank_pool: RankPool) -> None:
-    (alone,) = rank_pool.run(multiplier_bytes, 1)
+    (alone,) = rank_pool.run(multiplier_bytes, 1, timeout=120)
     for world_size in (2, 4):
         for held in rank_pool.run(multiplier_bytes, world_size):
             assert held <= 1.15 * alone / world_size
