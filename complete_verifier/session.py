@@ -106,8 +106,8 @@ def _check_share(config: Config, launch: Launch) -> None:
         groups = f", {launch.world_size // tp} times {tp} for parallel.tp" if tp > 1 else ""
         raise ConfigError(
             f"parallel: {launch.world_size} ranks were started{groups}, but nothing is spread over "
-            "them. Leave parallel.shard_specs at auto to share the rows, set parallel.fsdp (--fsdp) "
-            "to share the weights, or start one process."
+            "them. Leave parallel.shard_specs and shard_domains at auto to share rows and "
+            "subproblems, set parallel.fsdp (--fsdp) to share the weights, or start one process."
         )
 
 
