@@ -76,7 +76,7 @@ NETWORKS: dict[str, tuple[Callable[[], Graph], float, tuple[int, ...]]] = {
     "mixed": (_net("mixed"), 0.2, (2,)),
     "residual": (_net("residual"), 0.2, (2, 3, 4)),
     "sigmoid": (_net("sigmoid"), 0.3, (3,)),
-    "ten layers": (_deep, 0.05, (2, 3, 4)),
+    "ten layers": (_deep, 0.05, (2, 4)),
 }
 
 
