@@ -79,15 +79,17 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
 
 def table(found: Sequence[list[Figures]]) -> str:
     """One line per number of ranks; speed-ups are against the first."""
-    lines = ["ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  the machine's own"]
+    lines = [
+        "ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  the machine's own  ending"
+    ]
     first = found[0]
     for own in found:
-        speed, base = _speed(own), _speed(first)
+        speed, base = _speed(own), max(_speed(first), 1e-9)
         ceiling = sum(one.products for one in own) / sum(one.products for one in first)
         lines.append(
             f"{len(own):5}  {own[0].subproblems:11}  {own[0].rounds:6}  {_seconds(own):7.1f}  "
             f"{sum(one.cpu_seconds for one in own):5.1f}  {speed:10.0f}  {speed / base:8.2f}  "
-            f"{ceiling:17.2f}"
+            f"{ceiling:17.2f}  {own[0].ending}"
         )
     return "\n".join(lines)
 
