@@ -25,7 +25,7 @@ with Verifier(config) as verifier:
             continue  # every rank has the same result; one says it
         if result.verdict is Verdict.UNSAT:
             print(f"eps {eps}: class {label} everywhere in the ball")
-        elif result.verdict is Verdict.SAT:
+        elif result.counterexample is not None:
             print(f"eps {eps}: outputs {result.counterexample.outputs.round(3)} inside the ball")
         else:
             print(f"eps {eps}: open, because {result.reason}")
