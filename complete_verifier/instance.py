@@ -11,6 +11,7 @@ import numpy as np
 from auto_LiRPA_patches.engine.subproblems import splittable
 from auto_LiRPA_patches.errors import NonFiniteBoundError
 from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.row_share import RowShare
 from auto_LiRPA_patches.sharding.whole_weights import held_whole
 from complete_verifier.attack.counterexample import Counterexample, confirm
 from complete_verifier.attack.search import attack_specification
@@ -189,7 +190,7 @@ class InstanceRun:
         """The bounds of one region, started once."""
         if number not in self._verifications:
             settings = self._bound_settings(self._effort.bounds)
-            bounds = replace(settings.bounds, row_ranks=self._session.row_ranks)
+            bounds = replace(settings.bounds, row_share=RowShare(self._session.row_ranks))
             self._verifications[number] = RegionVerification(
                 self._network,
                 self._specification.regions[number],

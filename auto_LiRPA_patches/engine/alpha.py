@@ -6,7 +6,7 @@ moves α along the gradient of the sum of the open specification rows' lower bou
 in [0, 1] are sound, so the best seen is kept: per row for the specification, per element for
 intermediate bounds.
 
-Where ranks divide the rows among them (`BoundOptions.row_ranks`), a row's α, its coefficients and
+Where ranks divide the rows among them (`BoundOptions.row_share`), a row's α, its coefficients and
 Adam's moments live on its rank alone. Bounds are gathered as each node is done; their adjoint hands
 every rank the gradient of its rows, summed over what all ranks made of them.
 
@@ -255,7 +255,7 @@ class _Optimization:
         On the way each exchange begins with a vote whether all go on, and there is one at the end.
         A rank that ran out of memory casts its vote at once: it is the others' next.
         """
-        ranks = self.bound_options.row_ranks
+        ranks = self.bound_options.row_share
         gradients = None
         try:
             gradients = self.adam.gradients(loss)
@@ -280,7 +280,7 @@ class _Optimization:
             self.spec = replace(self.spec, recompute=True)
             return
         smaller = [own.halving.shrink(min(own.cut.rows, own.rows.count)) for own in blocks]
-        if not options.row_ranks.agree_any(any(smaller)):
+        if not options.row_share.agree_any(any(smaller)):
             self.lost = True
             options.told("memory ran out in α-CROWN: it ended early, with the bounds it had")
             raise MemoryRanOutError("α-CROWN does not fit into memory, even row by row.")

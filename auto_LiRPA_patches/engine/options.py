@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from auto_LiRPA_patches.sharding.collectives import Communicator
 from auto_LiRPA_patches.sharding.row_share import RowShare
 
 
@@ -33,7 +32,7 @@ class BoundOptions:
             (`general.sparse_interm`).
         sparse_alpha: keep α only for neurons that are unstable (`general.sparse_alpha`).
         intermediate: `crown`, or `ibp` for CROWN-IBP.
-        row_ranks: the ranks that divide the rows of each node among them, with coefficients and α
+        row_share: the ranks that divide the rows of each node among them, with coefficients and α
             (`parallel.shard_specs`); all make the same calls with the same arguments.
         alone: no other rank takes part in a backward pass: weights are whole on this rank, and no
             layer is split by neuron. Then a pass that runs out of memory is repeated in halves.
@@ -50,7 +49,7 @@ class BoundOptions:
     sparse_rows: bool = True
     sparse_alpha: bool = True
     intermediate: str = "crown"
-    row_ranks: Communicator = Communicator.single("rows")
+    row_share: RowShare = RowShare.alone()
     alone: bool = True
     told: Callable[[str], None] = unheard
     out_of_time: Callable[[float], bool] = never
@@ -58,8 +57,8 @@ class BoundOptions:
 
     @property
     def share(self) -> RowShare:
-        """How rows are divided: among `row_ranks`, whole tiles where there are any."""
-        return RowShare(self.row_ranks, self.tile_rows)
+        """How rows are divided: as `row_share` says, whole tiles where there are any."""
+        return self.row_share.in_tiles(self.tile_rows)
 
 
 @dataclass(frozen=True, kw_only=True)

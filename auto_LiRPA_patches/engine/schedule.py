@@ -91,7 +91,7 @@ def bound_rows(
 ) -> Tensor:
     """Lower bounds ``[S, B]`` of `rows` at `node` with CROWN's own lines, chunk by chunk.
 
-    Each of `options.row_ranks` computes its share; the result is replicated. No gradient.
+    Each of `options.row_share` computes its share; the result is replicated. No gradient.
 
     Raises:
         OutOfTimeError: the clock ran out between two chunks.

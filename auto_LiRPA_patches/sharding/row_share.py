@@ -53,6 +53,19 @@ class RowShare:
     communicator: Communicator
     tile_rows: int | None = None
 
+    @classmethod
+    def alone(cls) -> RowShare:
+        """All rows are this rank's."""
+        return cls(Communicator.single("rows"))
+
+    def in_tiles(self, tile_rows: int | None) -> RowShare:
+        """The same ranks, dividing whole tiles; None = any number of rows."""
+        return RowShare(self.communicator, tile_rows)
+
+    def agree_any(self, condition: bool) -> bool:
+        """Whether `condition` holds on one of the ranks, which all ask."""
+        return self.communicator.agree_any(condition)
+
     def split(self, rows: int) -> RowSplit:
         """Divide the rows of one node as evenly as tiles allow."""
         (split,) = self.split_all([RowNeed(rows)])

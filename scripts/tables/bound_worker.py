@@ -32,12 +32,13 @@ from auto_LiRPA_patches.engine.rows import SpecRows
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.engine.upstream_node import BuildOptions
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks, start, stop
+from auto_LiRPA_patches.sharding.collectives import Ranks, start, stop
 from auto_LiRPA_patches.sharding.launch import read_launch
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 from auto_LiRPA_patches.sharding.mesh import Mesh
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
+from auto_LiRPA_patches.sharding.row_share import RowShare
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from auto_LiRPA_patches.sharding.weights import WeightSource
 from complete_verifier.model.network import load_network
@@ -89,7 +90,7 @@ def bounds(graph: Graph, box: Interval, method: str, options: argparse.Namespace
     """All bounds that `method` gives: the output's rows first, then every inner bound."""
     rows = both_sides(graph)
     settings = BoundOptions(
-        chunk_rows=options.chunk, tile_rows=options.tile, row_ranks=options.row_ranks
+        chunk_rows=options.chunk, tile_rows=options.tile, row_share=options.row_share
     )
     if method == "ibp":
         state = Relaxations(graph, box)
@@ -115,7 +116,7 @@ def _sides(interval: Interval) -> tuple[Tensor, Tensor]:
 
 def measure_ours(options: argparse.Namespace, ranks: Ranks, device: torch.device) -> dict[str, Any]:
     """Bound by each method; figures of this rank."""
-    options.row_ranks = ranks.data if options.shard_specs else Communicator.single("rows")
+    options.row_share = RowShare(ranks.data) if options.shard_specs else RowShare.alone()
     graph = build(options, ranks, device)
     box = boxes(graph.input_shape, options.radius, device)
     held = graph.weights.held()

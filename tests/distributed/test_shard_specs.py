@@ -22,12 +22,11 @@ from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.errors import RanksDisagreeError
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.sharding import row_share
 from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks, differentiable
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
-from auto_LiRPA_patches.sharding.row_share import RowSplit
+from auto_LiRPA_patches.sharding.row_share import RowShare, RowSplit
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from tests.distributed.ranks import RankPool
 from tests.unit.engine import nets
@@ -141,7 +140,7 @@ def _bounds(ranks: Ranks, case: Case) -> dict[str, Tensor]:
     torch.manual_seed(6)
     box = nets.boxes(graph.input_shape, 1, case.radius, torch.float32)
     matrix = nets.signed_outputs(graph)[: case.rows]
-    options = replace(case.options, row_ranks=ranks.data)
+    options = replace(case.options, row_share=RowShare(ranks.data))
     state, lower = nets.crown(graph, box, matrix, options)
     found = {"crown": lower, **_inner("crown", state.bounds, graph)}
     rows = nets.spec_rows(graph, matrix)
@@ -161,7 +160,7 @@ def _inner(method: str, bounds: Any, graph: Graph) -> dict[str, Tensor]:
 
 def gather_other_rows(ranks: Ranks) -> str:
     """Rank 1 is at another node than the others, with as many rows."""
-    split = row_share.RowShare(ranks.data).split(6)
+    split = RowShare(ranks.data).split(6)
     try:
         split.gather(torch.ones(split.stop - split.start), f"node {int(ranks.data.rank == 1)}")
     except RanksDisagreeError as error:
@@ -173,7 +172,7 @@ def run_out_of_memory(ranks: Ranks, fails_at: int) -> tuple[int, list[str], Tens
     """The k-th backward pass, or below 0 the k-th gradient pass, of rank 1 finds no memory."""
     told: list[str] = []
     case = Case("deep", radius=0.8, alpha=AlphaOptions(iterations=4))
-    options = BoundOptions(row_ranks=ranks.data, told=told.append)
+    options = BoundOptions(row_share=RowShare(ranks.data), told=told.append)
     graph = _graph(ranks, case)
     torch.manual_seed(6)
     box = nets.boxes(graph.input_shape, 1, case.radius, torch.float32)
@@ -208,7 +207,7 @@ def multiplier_bytes(ranks: Ranks) -> int:
     case = Case("wide", options=BoundOptions())
     graph = _graph(ranks, case)
     box = nets.boxes(graph.input_shape, 1, case.radius, torch.float32)
-    options = replace(case.options, row_ranks=ranks.data)
+    options = replace(case.options, row_share=RowShare(ranks.data))
     with MemoryMeter() as meter:
         nets.alpha_crown(graph, box, nets.signed_outputs(graph), case.alpha, options)
     return meter.peak_by_kind[MemoryKind.MULTIPLIERS]
