@@ -80,7 +80,8 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
 def table(found: Sequence[list[Figures]]) -> str:
     """One line per number of ranks; speed-ups are against the first."""
     lines = [
-        "ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  the machine's own  ending"
+        "ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  the machine's own  "
+        "ending"
     ]
     first = found[0]
     for own in found:
