@@ -114,12 +114,14 @@ class InputBounds:
         Args:
             rows: functionals and constraints; every clause has at least one.
             root: the region, ``[1, *input_shape]``.
-            options: cut and sparsity. The clock is not asked here: a round is bounded or not.
+            options: cut, sparsity and clock, which is asked before every tile. In blocks it is
+                not, since a round has to repeat its bits.
             settings: method.
             threshold: margin a proof must exceed.
             in_blocks: the bits of a block of boxes (`begin_block`) depend on nothing but these.
         """
         self.in_blocks = in_blocks
+        self._late = never if in_blocks else options.out_of_time
         self.graph = network.graph
         self.rows = rows
         self.settings = settings
@@ -168,7 +170,8 @@ class InputBounds:
         """Bound boxes; what was known of them stays known.
 
         Returns:
-            The same boxes in the same order. A bound that is not finite excludes nothing.
+            The same boxes in the same order. A bound that is not finite excludes nothing; of
+            boxes whose turn comes after the time limit nothing new is known.
 
         Raises:
             SoundnessError: bounds cross by more than rounding.
@@ -177,6 +180,8 @@ class InputBounds:
             return Bounded.concatenate([self._tile(part) for part in _cut(boxes, self.tile)])
 
     def _tile(self, boxes: Boxes) -> Bounded:
+        if self._late(0.0):
+            return self._unbounded(boxes)
         try:
             return self._finite_tile(boxes)
         except NonFiniteBoundError:

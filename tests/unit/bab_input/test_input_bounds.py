@@ -23,15 +23,23 @@ from complete_verifier.model.network import Network
 from complete_verifier.specification import Clause, Region
 from tests.unit.bounds.region_cases import at_most, linear, mlp, network_of, region
 
+DEFAULTS = BoundOptions()
 BOUNDINGS = ("crown", "alpha-crown", "crown-ibp", "ibp", "forward", "forward+crown")
 
 
-def bounds_of(network: Network, where: Region, settings: InputSplitSettings) -> InputBounds:
+def bounds_of(
+    network: Network,
+    where: Region,
+    settings: InputSplitSettings,
+    options: BoundOptions = DEFAULTS,
+    *,
+    in_blocks: bool = False,
+) -> InputBounds:
     root = Interval(
         torch.tensor(where.lower[None]).float(), torch.tensor(where.upper[None]).float()
     )
     rows = output_rows(where.clauses, network.num_outputs)
-    return InputBounds(network, rows, root, BoundOptions(), settings, 0.0)
+    return InputBounds(network, rows, root, options, settings, 0.0, in_blocks=in_blocks)
 
 
 def parts_of(where: Region, times: int) -> Boxes:
@@ -148,3 +156,28 @@ def test_settings_refuse_unknown_names() -> None:
         InputSplitSettings(bf_period=0)
     with pytest.raises(ValueError, match="bounding.*crown.*'backward'"):
         InputSplitSettings(bounding="backward")
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_boxes_whose_turn_comes_too_late_stay_as_they_were(
+    in_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of many slow tiles ends with the time limit; a synchronous one ends whole."""
+    monkeypatch.setattr(InputBounds, "tile", 16)
+    network, where = three_clauses(0)
+    boxes, asked = parts_of(where, 6), 0
+
+    def late(_ahead: float) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 2
+
+    settings = InputSplitSettings(bounding="crown")
+    in_time = bounds_of(network, where, settings).bound(boxes)
+    options = BoundOptions(out_of_time=late)
+    found = bounds_of(network, where, settings, options, in_blocks=in_blocks).bound(boxes)
+    assert asked == (0 if in_blocks else 4)
+    whole = 64 if in_blocks else 32
+    assert torch.equal(found.boxes.is_open[:whole], in_time.boxes.is_open[:whole])
+    assert bool(found.boxes.is_open[whole:].all())
+    assert not bool(in_time.boxes.is_open[32:].all())
