@@ -104,7 +104,8 @@ def input_form(
         del below, part
     if 0 in pending and observe is not None:
         observe(0, pending[0])
-    biases.append(graph.neurons.total(sum_bias(partial)))
+    own = sum_bias(partial)
+    biases.append(None if own is None else graph.neurons.total(own))
     return pending.pop(0, None), sum_bias(biases)
 
 

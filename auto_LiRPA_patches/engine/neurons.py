@@ -36,9 +36,9 @@ class Neurons:
     split: Mapping[int, Slices] = field(default_factory=dict)
     refined: bool = True
 
-    def total(self, partial: Tensor | None) -> Tensor | None:
-        """The sum over ranks of what each has of a bias; replicated. None stands for zero."""
-        return None if partial is None else total_of_parts(self.group, partial)
+    def total(self, partial: Tensor) -> Tensor:
+        """The sum over ranks of what each has of a value; replicated."""
+        return total_of_parts(self.group, partial)
 
     def count(self, node: int, own: int) -> int:
         """Neurons of all ranks, where this one holds `own`."""

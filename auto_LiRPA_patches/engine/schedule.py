@@ -22,7 +22,6 @@ from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.base import AffineOperator, num_elements
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.sharding.collectives import total_of_parts
 
 # Picking columns of A out and putting them back costs as much as twenty passes over them, so lines
 # over all elements are faster unless few are unstable (measured, 1024 rows of 256 columns).
@@ -186,7 +185,7 @@ def interval_rows(state: Relaxations, rows: Rows) -> Tensor:
         bounds = graph.neurons.require_sound(node, name, state.interval(node))
         lower = concretize(coeffs.flatten(2), bounds)
         if node in graph.neurons.split:
-            lower = total_of_parts(graph.neurons.group, lower)
+            lower = graph.neurons.total(lower)
         return overflow_to_nan(lower if bias is None else lower + bias)
 
 
