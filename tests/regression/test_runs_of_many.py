@@ -135,7 +135,7 @@ def test_a_bad_instance_is_an_error_and_the_rest_still_run(
     (tmp_path / "corrupt.onnx").write_bytes(b"\x08\x07 no network at all")
     (tmp_path / "empty.onnx").write_bytes(b"")
     (tmp_path / "cut.onnx").write_bytes((tmp_path / "net.onnx").read_bytes()[:-20])
-    unsupported = [helper.make_node("Erf", ["x"], ["y"])]
+    unsupported = [helper.make_node("Acosh", ["x"], ["y"])]
     save_network(tmp_path / "operator.onnx", unsupported, {}, (1, 2))
     save_mlp(tmp_path / "other.onnx", (np.eye(3), np.zeros(3)))
     bad = {1: "corrupt.onnx", 2: "operator.onnx", 3: "other.onnx", 5: "cut.onnx", 6: "empty.onnx"}
