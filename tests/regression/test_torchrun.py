@@ -264,6 +264,7 @@ def test_two_launchers_on_one_machine_answer_as_one(
     alone = program(*BATCH)
     flags = ("--nnodes", "2", "--nproc_per_node", "1", "--rdzv_backend", "c10d")
     flags += ("--rdzv_endpoint", endpoint, str(ROOT / "abcrown.py"), *BATCH, "--fsdp")
+    flags += ("--shard_specs", "false")  # shared rows change the last bits
     launchers = [start(tmp_path, *flags) for _ in range(2)]
     outputs = [launcher.communicate(timeout=150) for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
