@@ -295,7 +295,8 @@ class _Tree:
         for number in range(every.count):
             mine = first <= number < first + batch.count
             if number % _LEAVES_PER_ASK == 0 and self.context.out_of_time():
-                self.pool.add(batch.select(torch.arange(max(0, number - first), batch.count)))
+                done = min(max(0, number - first), batch.count)
+                self.pool.add(batch.select(torch.arange(done, batch.count)))
                 return None
             leaf = every.select(torch.tensor([number]))
             self.own = replace(self.own, visited=self.own.visited + mine)

@@ -31,6 +31,7 @@ from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
+from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import PartnerError, Partners
 from complete_verifier.bounds.incomplete import verify_region
@@ -232,6 +233,43 @@ def test_verdicts_of_boxes_beside_the_minimum(
         assert len({outcome.domains_visited for outcome, *_ in found}) == 1
         if expected is Ending.PROVEN:
             assert all(largest > 0 for *_, largest in found)  # every rank had work
+
+
+def leaves_until_late(ranks: Ranks, module: nn.Module, where: Region, own: list[int]) -> int:
+    """Subproblems back in this rank's pool where the limit passes at the second ask."""
+    network = network_on(ranks, module, where.lower.size, fsdp=True)
+    root = verify_region(network, where, BoundSettings(method="crown")).root
+    assert root is not None
+    asked = 0
+
+    def late(_ahead: float) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 2  # once when the tree is made, then at the first leaf and the seventeenth
+
+    bounds, partners = BoundOptions(out_of_time=late), Partners(ranks.data, ranks.data)
+    context = BabContext(
+        network=network, region=where, bounds=bounds, confirm=no_counterexample, partners=partners
+    )
+    activation.decide_leaf = lambda *_: (True, np.zeros((1, where.lower.size)))
+    try:
+        tree = activation._Tree(root, context, SETTINGS)
+        before = len(tree.pool)
+        every = torch.zeros(own[ranks.data.rank], dtype=torch.int64)
+        assert tree._leaves(tree.stand_in.select(every)) is None
+        return len(tree.pool) - before
+    finally:
+        activation.decide_leaf = decide_leaf
+
+
+def no_counterexample(_region: Region, _point: np.ndarray) -> None:
+    return None
+
+
+def test_leaves_that_are_not_decided_in_time_go_back_on_every_rank(rank_pool: RankPool) -> None:
+    """Sixteen are decided: all of the first rank's, some of the second's, none of the third's."""
+    module, where = beside_the_minimum(2e-3)
+    assert rank_pool.run(leaves_until_late, 3, module, where, [3, 20, 2]) == [0, 7, 2]
 
 
 def lose_one(communicator: Communicator, batch: Any, table: Any) -> Any:
