@@ -8,7 +8,7 @@ from dataclasses import replace
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
-from complete_verifier.bab.refinement import RefineContext, RefinePass, refine
+from complete_verifier.bab.refinement import OutOfTime, RefineContext, RefinePass, refine
 from complete_verifier.bounds.root import Root
 
 
@@ -17,7 +17,7 @@ def branch_and_refine(
     context: BabContext,
     settings: BabSettings,
     passes: Sequence[RefinePass],
-    clock: Callable[[float], Callable[[float], bool]],
+    clock: Callable[[float], OutOfTime],
 ) -> BabOutcome:
     """Decide a region: runs of branch and bound, each from a root refined once more.
 

@@ -35,6 +35,9 @@ from complete_verifier.bounds.output_rows import OutputRows
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.rounding import rounding_allowance
 
+OutOfTime = Callable[[float], bool]
+"""Whether a time passes within so many seconds from now."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RefineSettings:
@@ -47,7 +50,7 @@ class RefineSettings:
         batch_size: subproblems bounded together; also limits what is stored.
         share: fraction of the time left that refinement may take (`solver.mip.
             refine_neuron_time_percentage`); layers share it evenly.
-        synchronous: see `bab.force_synchronous`; the clock is not asked then.
+        synchronous: see `bab.force_synchronous`; only the instance's own time limit counts then.
     """
 
     rounds: int = 20
@@ -76,7 +79,8 @@ class RefineContext:
     """The run around a refinement.
 
     Attributes:
-        bounds: memory and progress; its clock gives way to one of `clock`.
+        bounds: memory, progress and the instance's clock, which gives way to one of `clock`
+            unless the run is synchronous.
         partners: ranks that share the neurons; where they compute in step, all do the same work.
         clock: makes of a fraction of the time left the question whether it has passed. Asked as
             the clock of `BabContext.bounds` is.
@@ -84,7 +88,7 @@ class RefineContext:
 
     bounds: BoundOptions
     partners: Partners
-    clock: Callable[[float], Callable[[float], bool]]
+    clock: Callable[[float], OutOfTime]
 
     def say(self, text: str) -> None:
         """Report progress."""
@@ -102,16 +106,22 @@ def refine(root: Root, context: RefineContext, settings: RefineSettings) -> Root
         SoundnessError: a lower bound above an upper one.
     """
     todo = [node for node in root.graph.bounded if node not in root.graph.interval_exact]
-    whole = context.clock(settings.share)
+    limit = context.bounds.out_of_time
+    whole = limit if settings.synchronous else context.clock(settings.share)
     for place, node in enumerate(todo):
-        if not settings.synchronous and context.partners.pool.agree_any(whole(0.0)):
+        if context.partners.pool.agree_any(whole(0.0)):
             break
-        late = context.clock(settings.share / (len(todo) - place))
-        if settings.synchronous:
-            late = _never
-        work = replace(context, bounds=replace(context.bounds, out_of_time=late))
+        own = limit
+        if not settings.synchronous:
+            own = _either(whole, context.clock(settings.share / (len(todo) - place)))
+        work = replace(context, bounds=replace(context.bounds, out_of_time=own))
         root = _refine_node(root, node, work, settings)
     return root.without_inactive()
+
+
+def _either(one: OutOfTime, other: OutOfTime) -> OutOfTime:
+    """Whether one of two times has passed."""
+    return lambda ahead: one(ahead) or other(ahead)
 
 
 def can_refine(graph: Graph) -> bool:
@@ -123,10 +133,6 @@ def fully_connected(graph: Graph) -> bool:
     """Whether neurons are computed by Linear layers alone."""
     kinds = (Linear, Relu, Movement)
     return all(isinstance(node.operator, kinds) for node in graph.nodes[1:])
-
-
-def _never(_ahead: float) -> bool:
-    return False
 
 
 def _refine_node(root: Root, node: int, context: RefineContext, settings: RefineSettings) -> Root:

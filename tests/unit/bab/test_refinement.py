@@ -5,6 +5,7 @@ A failure of the first kind is a neuron taken for stable that is not, which prov
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.config import load_config
 from tests.unit.bab.test_activation_branching import Residual, _seeded
+from tests.unit.bab.test_inner_bounds import _values
 from tests.unit.bounds.region_cases import at_most, mlp, network_of, region
 
 BETA = BetaOptions(iterations=12, alpha_rate=0.2, beta_rate=0.2)
@@ -45,15 +47,6 @@ def _root(seed: int, *, residual: bool = False) -> Root:
 
 def _context(late: bool = False) -> RefineContext:
     return RefineContext(BoundOptions(), Partners.alone(), lambda share: lambda ahead: late)
-
-
-def _values(root: Root, points: Tensor) -> dict[int, Tensor]:
-    values = {0: points}
-    for index, node in enumerate(root.graph.nodes):
-        if node.operator is not None:
-            sources = (values[source] for source in node.inputs)
-            values[index] = node.operator.forward(root.graph.weights, *sources).detach()
-    return values
 
 
 def _points(count: int) -> Tensor:
@@ -150,6 +143,38 @@ def _is_seen(seed: int) -> bool:
 def test_without_time_the_root_stays() -> None:
     root = _root(1)
     refined = refine(root, _context(late=True), SETTINGS)
+    for node, bounds in root.bounds.items():
+        assert torch.equal(refined.bounds[node].lower, bounds.lower)
+
+
+@pytest.mark.parametrize("asks", [1, 3, 8])
+def test_synchronous_refinement_ends_with_the_instances_own_limit(asks: int) -> None:
+    asked = 0
+
+    def late(_ahead: float) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > asks
+
+    context = replace(_context(), bounds=BoundOptions(out_of_time=late))
+    refined = refine(_root(3), context, replace(SETTINGS, synchronous=True, rounds=400))
+    assert asks < asked < asks + 6
+    assert _violations(refined, _values(refined, _points(2000))) == 0
+
+
+def test_layers_together_keep_to_the_fraction_of_the_time() -> None:
+    """Each layer's own share ends no later than that of all."""
+    portions: list[float] = []
+
+    def clock(share: float) -> Callable[[float], bool]:
+        portions.append(share)
+        whole = len(portions) == 1
+        return lambda _ahead: whole and len(portions) > 1
+
+    context = RefineContext(BoundOptions(), Partners.alone(), clock)
+    root = _root(3)
+    refined = refine(root, context, SETTINGS)
+    assert portions == [SETTINGS.share, SETTINGS.share / 2]
     for node, bounds in root.bounds.items():
         assert torch.equal(refined.bounds[node].lower, bounds.lower)
 
