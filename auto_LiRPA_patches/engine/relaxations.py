@@ -79,6 +79,21 @@ class Relaxations:
             return None
         return operator, self.relaxation(index)
 
+    def initial_alphas(self, rows: int, below: int | None = None) -> dict[int, Tensor]:
+        """CROWN's own slopes, the same for every row: per activation ``[K, rows, B, F]``, a view.
+
+        Args:
+            rows: number of rows S.
+            below: only of activations before this node; None = all.
+        """
+        alphas = {}
+        for index in self.graph.relaxed:
+            found = self.activation(index) if below is None or index < below else None
+            if found is not None:
+                initial = found[0].initial_alpha(found[1]).detach()
+                alphas[index] = initial.unsqueeze(1).expand(-1, rows, -1, -1)
+        return alphas
+
     def relaxation(self, index: int) -> Any:
         """The α-independent relaxation of node `index`, made from its inputs' bounds once."""
         if index not in self.relaxed:

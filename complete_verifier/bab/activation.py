@@ -86,7 +86,7 @@ class _Tree:
         self.stuck_margin = float("inf")
         self.start = time.monotonic()
         self.own = Tally()
-        every = self._planted(root)
+        every = self.bounding.undivided()
         self.stand_in = every.select(torch.arange(1))
         self.branches = _Branches(every.select(torch.arange(0)), None)
         partners = self.partners.pool
@@ -101,29 +101,6 @@ class _Tree:
             stop.check_nothing_left(self.partners, self.own)
         ended = stop.outcome(found, self.total, self.settings, _NOUN)
         return replace(ended, fingerprint=stop.sum_of(self.partners, self.pool.fingerprint))
-
-    def _planted(self, root: Root) -> DomainBatch:
-        """One subproblem per open clause."""
-        count, width = self.clauses.index.shape
-        table = root.box.lower.new_zeros(root.rows.num_rows, 0)
-        if self.features.spans:
-            table = self.features.join_alphas(root.alphas)[:, 0]
-        lower = torch.from_numpy(root.lower)[self.clauses.index.cpu()]
-        # `thresholds` already hold the slack that `root.lower` has taken off.
-        slack = torch.from_numpy(root.slack)[self.clauses.index.cpu()]
-        margin = (lower + slack - self.clauses.thresholds.cpu()).amax(dim=1)
-        clause = torch.arange(count)
-        return DomainBatch(
-            clause=clause,
-            path=clause + 1,
-            depth=torch.zeros(count, dtype=torch.int64),
-            splits=torch.zeros(count, 0, dtype=torch.int32),
-            points=torch.zeros(count, 0, dtype=table.dtype),
-            betas=torch.zeros(count, width, 0, dtype=table.dtype),
-            alphas=table[self.clauses.index].cpu(),
-            ranges=self.bounding.root_ranges(count),
-            margin=margin,
-        )
 
     def _round(self) -> Exception | None:
         """Take a batch, decide its leaves, split and bound the rest, keep what is open.

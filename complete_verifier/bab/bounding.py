@@ -101,6 +101,28 @@ class Bounding:
             every = in_tiles or self.partners.in_step
             self.inner = InnerBounding(root.inner, inner, options, every)
 
+    def undivided(self) -> DomainBatch:
+        """One subproblem per open clause, not split yet, with the root's bounds and slopes."""
+        root, index = self.root, self.clauses.index
+        count, width = index.shape
+        table = root.box.lower.new_zeros(root.rows.num_rows, 0)
+        if self.features.spans:
+            table = self.features.join_alphas(root.alphas)[:, 0]
+        # `thresholds` already hold the slack that `root.lower` has taken off.
+        lower = torch.from_numpy(root.lower + root.slack)[index.cpu()]
+        clause = torch.arange(count)
+        return DomainBatch(
+            clause=clause,
+            path=clause + 1,
+            depth=torch.zeros(count, dtype=torch.int64),
+            splits=torch.zeros(count, 0, dtype=torch.int32),
+            points=torch.zeros(count, 0, dtype=table.dtype),
+            betas=torch.zeros(count, width, 0, dtype=table.dtype),
+            alphas=table[index].cpu(),
+            ranges=self.root_ranges(count),
+            margin=(lower - self.clauses.thresholds.cpu()).amax(dim=1),
+        )
+
     def signs(self, batch: DomainBatch) -> Tensor:
         """``[B, T]``: +1, -1 for split features, 0 for the others; bounds' dtype."""
         like = self.root.box.lower

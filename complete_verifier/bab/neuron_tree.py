@@ -70,7 +70,7 @@ class NeuronTree:
         self._late = options.out_of_time
         self._most = partners.weights.agree_max
         self._effort = effort
-        self._leaves = self._first(root)
+        self._leaves = self._bounding.undivided()
 
     def run(self) -> Tensor:
         """Bounds ``[num_clauses]`` float64, threshold and slack taken off; never below the root's.
@@ -82,23 +82,6 @@ class NeuronTree:
             if self._late(0.0) or not self._round():
                 break
         return self._worst()[0]
-
-    def _first(self, root: Root) -> DomainBatch:
-        count = self._clauses.index.shape[0]
-        table = self._features.join_alphas(root.alphas)[:, 0]
-        clause = torch.arange(count)
-        none = torch.zeros(count, 0, dtype=table.dtype)
-        return DomainBatch(
-            clause=clause,
-            path=clause + 1,
-            depth=torch.zeros(count, dtype=torch.int64),
-            splits=torch.zeros(count, 0, dtype=torch.int32),
-            points=none,
-            betas=none.unsqueeze(1),
-            alphas=table[self._clauses.index].cpu(),
-            ranges=self._bounding.root_ranges(count),
-            margin=torch.from_numpy(root.lower + root.slack),
-        )
 
     def _worst(self) -> tuple[Tensor, Tensor]:
         """Per clause the smallest margin, and the subproblem that has it."""

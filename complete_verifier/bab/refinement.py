@@ -205,12 +205,6 @@ def _root_of(root: Root, node: int, elements: Tensor, options: BoundOptions) -> 
     for below in graph.bounded:
         state.set_bounds(below, root.bounds[below])
     rows = _one_hot_rows(elements, num_elements(graph.output_shape))
-    alphas = {}
-    for index in graph.relaxed:
-        found = state.activation(index)
-        if found is not None:
-            initial = found[0].initial_alpha(found[1]).detach()
-            alphas[index] = initial.unsqueeze(1).expand(-1, rows.num_rows, -1, -1)
     own = root.bounds[node].flatten()
     lower = torch.cat([own.lower[0, elements], -own.upper[0, elements]])
     slack = rounding_allowance(state, rows.matrix(lower), lower.unsqueeze(1), options)
@@ -219,10 +213,9 @@ def _root_of(root: Root, node: int, elements: Tensor, options: BoundOptions) -> 
         box=root.box,
         features=dict(state.features),
         bounds={below: root.bounds[below] for below in graph.bounded},
-        alphas=alphas,
+        alphas=state.initial_alphas(rows.num_rows),
         rows=rows,
-        # What is known already stands as it is: `Root.lower` has the slack taken off.
-        lower=lower.double().cpu().numpy() - slack,
+        lower=lower.double().cpu().numpy(),  # bounds that stand already, with nothing to take off
         slack=slack,
         excluded=np.zeros(rows.num_clauses, dtype=bool),
     )

@@ -158,7 +158,7 @@ class RegionVerification:
                 found.excluded,
                 found.margins,
             )
-        alphas = self._initial_alphas(found.state)
+        alphas = found.state.initial_alphas(self.rows.num_rows)
         inner = self._inner_rows(found.state) if self.settings.alpha.keep_inner else ()
         root = self._root(
             found.state, found.state.bounds, alphas, (found.lower, found.slack), inner
@@ -234,7 +234,7 @@ class RegionVerification:
         proven = bool(self.rows.excluded(best, self.settings.threshold).all())
         root = None
         if not proven:
-            alphas = self._initial_alphas(state)
+            alphas = state.initial_alphas(self.rows.num_rows)
             places = torch.from_numpy(kept).to(self.box.lower.device)
             for index, alpha in result.alphas.items():
                 alphas[index] = alphas[index].index_copy(1, places, alpha)
@@ -249,16 +249,6 @@ class RegionVerification:
             root=root,
         )
 
-    def _initial_alphas(self, state: Relaxations) -> dict[int, Tensor]:
-        """CROWN's slopes per activation, ``[K, S, 1, F]``."""
-        alphas = {}
-        for index in self.graph.relaxed:
-            found = state.activation(index)
-            if found is not None:
-                initial = found[0].initial_alpha(found[1]).detach()
-                alphas[index] = initial.unsqueeze(1).repeat(1, self.rows.num_rows, 1, 1)
-        return alphas
-
     def _inner_rows(self, state: Relaxations) -> tuple[InnerRows, ...]:
         """Neurons worth bounding anew, with CROWN's slopes for their rows."""
         found = []
@@ -266,12 +256,7 @@ class RegionVerification:
             elements = elements_to_bound(self.graph, node, state.interval(node), BoundOptions())
             if node in self.graph.interval_exact or elements.numel() == 0:
                 continue
-            alphas = {}
-            for index in self.graph.relaxed:
-                own = state.activation(index) if index < node else None
-                if own is not None:
-                    initial = own[0].initial_alpha(own[1]).detach().unsqueeze(1)
-                    alphas[index] = initial.expand(-1, 2 * elements.shape[0], -1, -1)
+            alphas = state.initial_alphas(2 * elements.shape[0], below=node)
             found.append(InnerRows(node, elements, alphas))
         return tuple(found)
 
