@@ -90,8 +90,8 @@ class BoundLinearTPRow(Linear):
 
 
 @dataclass(frozen=True)
-class OwnNeurons(AffineOperator):
-    """This rank's part of a replicated value: the way into a row layer that stands alone.
+class _Border(AffineOperator):
+    """Between a value that all ranks have and one that each has its own neurons of.
 
     Attributes:
         slices: the neurons of every rank.
@@ -100,6 +100,18 @@ class OwnNeurons(AffineOperator):
 
     slices: Slices
     group: Communicator
+
+    def offset(self, weights: WeightSource) -> Tensor | None:
+        return None
+
+    def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
+        lower = self.apply(weights, inputs[0].lower)
+        return Interval(lower, self.apply(weights, inputs[0].upper))
+
+
+@dataclass(frozen=True)
+class OwnNeurons(_Border):
+    """This rank's part of a replicated value: the way into a row layer that stands alone."""
 
     @staticmethod
     def of(name: str, slices: Slices, group: Communicator) -> OwnNeurons:
@@ -113,24 +125,10 @@ class OwnNeurons(AffineOperator):
         """Columns of all ranks put together; one all-gather."""
         return all_columns(self.group, self.slices, rows)
 
-    def offset(self, weights: WeightSource) -> Tensor | None:
-        return None
-
-    def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
-        return Interval(self.slices.take(inputs[0].lower), self.slices.take(inputs[0].upper))
-
 
 @dataclass(frozen=True)
-class AllNeurons(AffineOperator):
-    """The whole of a value that ranks hold in parts: the way out of a zone without a row layer.
-
-    Attributes:
-        slices: the neurons of every rank.
-        group: those ranks.
-    """
-
-    slices: Slices
-    group: Communicator
+class AllNeurons(_Border):
+    """The whole of a value that ranks hold in parts: the way out of a zone without a row layer."""
 
     @staticmethod
     def of(name: str, slices: Slices, group: Communicator) -> AllNeurons:
@@ -143,13 +141,6 @@ class AllNeurons(AffineOperator):
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         return self.slices.take(rows)
-
-    def offset(self, weights: WeightSource) -> Tensor | None:
-        return None
-
-    def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
-        lower = self.apply(weights, inputs[0].lower)
-        return Interval(lower, self.apply(weights, inputs[0].upper))
 
 
 def all_columns(group: Communicator, slices: Slices, own: Tensor) -> Tensor:
