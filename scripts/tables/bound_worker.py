@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
-from auto_LiRPA_patches.engine.alpha import optimize_alpha
+from auto_LiRPA_patches.engine.alpha import AlphaResult, optimize_alpha
 from auto_LiRPA_patches.engine.build import build_graph
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
@@ -79,6 +79,19 @@ def boxes(shape: tuple[int, ...], radius: float, device: torch.device) -> Interv
     return Interval(middle - radius, middle + radius)
 
 
+def all_steps(
+    state: Relaxations, rows: SpecRows, settings: BoundOptions, iterations: int
+) -> AlphaResult:
+    """α-CROWN with so many steps, whatever they gain."""
+    return optimize_alpha(
+        state,
+        rows,
+        lambda lower: torch.ones_like(lower, dtype=torch.bool),
+        settings,
+        AlphaOptions(iterations=iterations, early_stop=False),
+    )
+
+
 def both_sides(graph: Graph) -> SpecRows:
     """Every output from below, then every output from above (negated)."""
     count = graph.output_shape[0]
@@ -99,13 +112,7 @@ def bounds(graph: Graph, box: Interval, method: str, options: argparse.Namespace
         state = crown_relaxations(graph, box, settings)
         result, inner = crown_bounds(state, rows, settings), state.bounds
     if method == "alpha-crown":
-        found = optimize_alpha(
-            state,
-            rows,
-            lambda lower: torch.ones_like(lower, dtype=torch.bool),
-            settings,
-            AlphaOptions(iterations=options.iterations, early_stop=False),
-        )
+        found = all_steps(state, rows, settings, options.iterations)
         result, inner = found.lower, found.bounds
     return [result, *(side for key in sorted(inner) for side in _sides(inner[key]))]
 

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
-from auto_LiRPA_patches.engine.alpha import optimize_alpha
 from auto_LiRPA_patches.engine.build import build_graph
 from auto_LiRPA_patches.engine.graph import Graph
-from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
+from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
@@ -40,7 +39,7 @@ from auto_LiRPA_patches.sharding.weights import WeightSource
 from complete_verifier.bounds.input_box import input_box
 from complete_verifier.model.network import load_network
 from complete_verifier.specification import read_vnnlib
-from tables.bound_worker import both_sides, mlp, survey
+from tables.bound_worker import all_steps, both_sides, mlp, survey
 from tables.seeded_weights import one_zone
 
 
@@ -72,14 +71,7 @@ def bounds(graph: Graph, box: Interval, method: str, options: argparse.Namespace
     state = crown_relaxations(graph, box, settings)
     if method == "crown":
         return crown_bounds(state, rows, settings)
-    found = optimize_alpha(
-        state,
-        rows,
-        lambda lower: torch.ones_like(lower, dtype=torch.bool),
-        settings,
-        AlphaOptions(iterations=options.iterations, early_stop=False),
-    )
-    return found.lower
+    return all_steps(state, rows, settings, options.iterations).lower
 
 
 def measure(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:

@@ -20,15 +20,14 @@ from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
 from auto_LiRPA_patches.sharding.collectives import Ranks
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
-from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.outcome import Ending
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
-from complete_verifier.specification import Region
 from tests.distributed.ranks import RankPool
+from tests.unit.bab.test_activation_branching import _confirm
 from tests.unit.bounds.region_cases import at_most, network_of, region
 from tests.unit.engine.nets import mlp
 
@@ -60,17 +59,6 @@ def _module(activation: type[nn.Module]) -> nn.Sequential:
 def _network(ranks: Ranks, module: nn.Module) -> Network:
     network = network_of(module, (3,))
     return replace(network, graph=split_neurons(network.graph, ranks.tp, OneRankWeights()))
-
-
-def _confirm(network: Network) -> Any:
-    def confirm(where: Region, point: np.ndarray) -> Counterexample | None:
-        with torch.no_grad():
-            outputs = network.forward(torch.from_numpy(point).unsqueeze(0))[0].numpy()
-        if not (where.contains_float32(point) and where.violated_by(outputs)):
-            return None
-        return Counterexample(point, outputs)
-
-    return confirm
 
 
 def decide(ranks: Ranks, name: str, threshold: float) -> dict[str, Any]:
