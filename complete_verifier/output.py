@@ -76,6 +76,8 @@ class Output:
         mode = "weights sharded (fsdp)" if parallel.fsdp else "weights replicated"
         if mesh.tp > 1:
             mode += f", neurons split over {mesh.tp} ranks (tp)"
+        if parallel.shard_specs and mesh.data > 1:
+            mode += ", rows shared (shard_specs)"
         if parallel.shard_domains and mesh.data > 1:
             mode += ", subproblems shared (shard_domains)"
         self._printer.line(

@@ -187,6 +187,7 @@ def test_two_ranks_that_share_subproblems_do_the_work_of_one(
     assert both.records[-1]["bab"] == alone.records[-1]["bab"]
     assert both.records[-1]["bab"]["domains_visited"] > 20
     assert both.records[-1]["parallel"]["shard_domains"]
+    assert "rows shared (shard_specs), subproblems shared (shard_domains)" in both.stdout
 
 
 def test_a_rank_that_alone_cannot_read_an_instance_ends_the_run(tmp_path: Path) -> None:
