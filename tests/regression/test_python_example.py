@@ -42,7 +42,7 @@ def test_one_process_and_two_ranks_say_the_same(
     assert ranks == alone
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_a_program_of_the_readme_runs(block: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(block)
     assert output_of([sys.executable, "program.py"], tmp_path)
