@@ -21,10 +21,12 @@ from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 
 def corner(coeffs: Tensor, box: Interval) -> Tensor:
-    """An input ``[S, B, *shape]`` at which ``coeffs [S, B, *shape]`` are smallest over the box."""
-    # Not by `sign`, which takes as long as four other passes on CPUs.
-    point = torch.copysign(box.radius, coeffs)
-    return torch.sub(box.center, point, out=point)
+    """The input at which ``coeffs [S, B, *shape]`` are smallest over the box, in their memory."""
+    # Not by `sign` or `copysign`, which take as long as several other passes on CPUs; and a fresh
+    # tensor of this size takes longer than what is done to it.
+    width = (box.upper - box.lower).expand_as(coeffs)
+    torch.ops.aten.threshold_backward.grad_input(width, coeffs, 0.0, grad_input=coeffs)
+    return torch.sub(box.upper, coeffs, out=coeffs)
 
 
 def attained_values(

@@ -114,7 +114,7 @@ class Subproblems:
             lower = self.lower(state, seen.__setitem__, taken.step)
             values = {}
             if 0 in seen:
-                point = corner(seen[0], self.box)
+                point = corner(seen[0].clone(), self.box)
                 values = attained_values(self.graph, point, taken.lines)
         return lower, {index: coeffs.flatten(2) for index, coeffs in seen.items()}, values
 
@@ -301,9 +301,13 @@ class _Descent:
         # Finite bounds come of finite α and β, and between finite ends this is a choice.
         if len(self.place) == self.best.shape[1] and bool(lower.isfinite().all()):
             torch.maximum(self.best, lower, out=self.best)
+            every = bool(better.all())
             chosen = better.to(lower.dtype).unsqueeze(-1)
             for own, kept in self._own_and_kept():
-                kept.lerp_(own.detach(), chosen)
+                if every:
+                    kept.copy_(own.detach())
+                else:
+                    kept.lerp_(own.detach(), chosen)
             return
         self.best[:, self.place] = torch.where(better, lower, self.best[:, self.place])
         for row in range(better.shape[0]):
@@ -374,7 +378,7 @@ def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gr
     def gradients() -> list[Tensor | None]:
         values = {}
         if at_input:
-            point = corner(at_input.pop(), batch.box)
+            point = corner(at_input.pop(), batch.box)  # last use of the coefficients
             values = attained_values(batch.graph, point, taken.lines)
         with counted_as(MemoryKind.MULTIPLIERS):
             return [
@@ -390,7 +394,7 @@ def _in_alpha(
 ) -> Tensor | None:
     if index not in values:
         return None
-    return taken[index].positive.mul_(values[index]).unsqueeze(0)  # last use of the coefficients
+    return taken[index].in_lower_slope(values[index]).unsqueeze(0)
 
 
 def _in_beta(batch: Subproblems, index: int, values: Mapping[int, Tensor]) -> Tensor | None:

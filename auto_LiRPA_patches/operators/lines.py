@@ -97,20 +97,51 @@ def step_through(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
     return below, sum_bias([bias, lines.constant])
 
 
-def _stepped(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None, Tensor]:
-    """`step_through` without a gradient, and the positive coefficients ``[S, B, F]``."""
+@dataclass(frozen=True)
+class _Taken:
+    """The line that each coefficient takes: the lower one where it is positive.
+
+    Attributes:
+        coeffs: ``[S, B, F]`` of the outputs.
+        slope: ``[S, B, F]``.
+        intercept: ``[S, B, F]`` or None for zero.
+    """
+
+    coeffs: Tensor
+    slope: Tensor
+    intercept: Tensor | None
+
+
+def _stepped(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None, _Taken]:
+    """`step_through` without a gradient, and the lines it took.
+
+    Each line is chosen once, by weights 0 and 1, between which `lerp` is exact; the way down, the
+    way up and the bias then cost one pass each.
+    """
     relaxed = lines.features(coeffs)
-    positive, negative = relaxed.clamp(min=0), relaxed.clamp(max=0)
-    through = (positive * lines.lower_slope).addcmul_(negative, lines.upper_slope)
+    one = relaxed.new_ones(())
+    is_lower = torch.ops.aten.threshold_backward(one.expand_as(relaxed), relaxed, 0.0)
+    slope = torch.lerp(lines.upper_slope, lines.lower_slope, is_lower)
+    intercept = _chosen(lines.upper_intercept, lines.lower_intercept, is_lower)
+    through = relaxed * slope
     if lines.shift is not None and lines.places is not None:
         through.scatter_add_(2, lines.places.expand_as(lines.shift), lines.shift)
     elif lines.shift is not None:
         through.add_(lines.shift)
-    below = _dot(positive, lines.lower_intercept)
-    above = None
-    if lines.upper_intercept is not None:
-        above = negative.mul_(lines.upper_intercept).sum(-1)
-    return lines.put(coeffs, through), sum_bias([below, above, lines.constant]), positive
+    own = None
+    if intercept is not None:
+        own = torch.mul(relaxed, intercept, out=is_lower).sum(-1)
+    bias = sum_bias([own, lines.constant])
+    return lines.put(coeffs, through), bias, _Taken(relaxed, slope, intercept)
+
+
+def _chosen(upper: Tensor | None, lower: Tensor | None, is_lower: Tensor) -> Tensor | None:
+    """`lower` where `is_lower` is 1 and `upper` where it is 0; None stands for zero."""
+    if upper is None:
+        return None if lower is None else lower * is_lower
+    if lower is None:
+        return torch.addcmul(upper, upper, is_lower, value=-1)
+    return torch.lerp(upper, lower, is_lower)
 
 
 class TakenLines(LineStep):
@@ -123,28 +154,34 @@ class TakenLines(LineStep):
 
     Attributes:
         lines: the two lines of each element.
-        positive: ``[S, B, F]`` max(A, 0), after the step.
     """
 
     def __init__(self, lines: Lines) -> None:
         """Nothing is taken before the step."""
         self.lines = lines
-        self.positive = lines.lower_slope.new_zeros(())
+        self._taken: _Taken | None = None
 
     def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As `step_through`; keeps the positive coefficients alone."""
-        below, bias, self.positive = _stepped(coeffs, self.lines)
+        """As `step_through`; keeps the coefficients and the lines they took."""
+        below, bias, self._taken = _stepped(coeffs, self.lines)
         return below, bias
 
     def value(self, inputs: Tensor) -> Tensor:
         """The outputs ``[S, B, N]`` on the lines taken, for ``inputs [S, B, N]``."""
-        lines = self.lines
-        own = lines.features(inputs)
-        upper = _on_line(own, lines.upper_slope, lines.upper_intercept)
-        # upper + (lower - upper) where A > 0, without a mask.
-        change = _on_line(own, lines.lower_slope, lines.lower_intercept).sub_(upper)
-        upper.add_(torch.ops.aten.threshold_backward(change, self.positive, 0.0))
-        return lines.put(inputs, upper)
+        taken = self._after_step()
+        own = self.lines.features(inputs)
+        if taken.intercept is None:
+            return self.lines.put(inputs, own * taken.slope)
+        return self.lines.put(inputs, torch.addcmul(taken.intercept, own, taken.slope))
+
+    def in_lower_slope(self, inputs: Tensor) -> Tensor:
+        """The bound's gradient ``[S, B, F]`` in the lower slopes, for ``inputs [S, B, F]``."""
+        return self._after_step().coeffs.clamp(min=0).mul_(inputs)
+
+    def _after_step(self) -> _Taken:
+        if self._taken is None:
+            raise ValueError("no line is taken before the backward step")
+        return self._taken
 
 
 class SplitLines(LineStep):
@@ -264,11 +301,6 @@ def _line_gradient(
     if intercept is not None and grad_bias is not None:
         gradient.addcmul_(grad_bias, intercept)
     return gradient
-
-
-def _on_line(values: Tensor, slope: Tensor, intercept: Tensor | None) -> Tensor:
-    """A new tensor."""
-    return values * slope if intercept is None else torch.addcmul(intercept, values, slope)
 
 
 def _dot(coeffs: Tensor, intercept: Tensor | None) -> Tensor | None:

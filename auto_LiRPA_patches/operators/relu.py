@@ -63,9 +63,11 @@ class Relu(Activation):
         # branch and bound relaxes every layer of every subproblem. NaN bounds stay NaN.
         lower, upper = pick(bounds.lower, features), pick(bounds.upper, features)
         slope = _chord_slope(lower, upper)
-        intercept = -lower.clamp(max=0) * slope
+        intercept = (lower.clamp(max=0) * slope).neg_()
         with torch.no_grad():
-            is_open = lower.clamp(max=0).sign().neg_() * upper.clamp(min=0).sign()
+            one = upper.new_ones(()).expand_as(upper)
+            is_open = torch.ops.aten.threshold_backward(one, upper, 0.0)
+            is_open = torch.ops.aten.threshold_backward(is_open, -lower, 0.0)
             pass_through = None
             if features is not None:
                 pass_through = _chord_slope(bounds.lower, bounds.upper)
@@ -139,6 +141,7 @@ def _chord_slope(lower: Tensor, upper: Tensor) -> Tensor:
     Halved first, which changes no bit: u - l may overflow where both ends are finite, and a chord
     of slope zero would lie below the function.
     """
-    above, below = upper.clamp(min=0) / 2, lower.clamp(max=0) / 2
+    above = upper.clamp(min=0).mul_(0.5)
+    width = torch.sub(above, lower.clamp(max=0), alpha=0.5)
     # Only l = u = 0 makes the width zero, and there any slope is exact.
-    return above / (above - below).clamp(min=torch.finfo(upper.dtype).tiny)
+    return above / width.clamp_(min=torch.finfo(upper.dtype).tiny)
