@@ -7,8 +7,6 @@ to spread over the ranks.
 from __future__ import annotations
 
 import gc
-import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from auto_LiRPA_patches.sharding.weights import WeightHandle
 from complete_verifier.model.network import load_network
 from tests.distributed.ranks import RankPool
+from tests.distributed.storages import Storages
 from tests.regression.user_runs import decimal, random_mlp, vnnlib
 
 pytestmark = pytest.mark.distributed
@@ -39,31 +38,18 @@ class Watch:
         self.gathers = 0
         self.most_whole = 0
         self.most_coming = 0
-        self._alive: list[weakref.ref[torch.UntypedStorage]] = []
+        self._whole = Storages()
 
     def see(self, source: ShardedWeights, weight: Tensor) -> None:
         self.gathers += 1
         if weight.numel() > LARGE:
-            storage = weight.untyped_storage()
-            if all(entry() is not storage for entry in self._alive):
-                self._alive.append(weakref.ref(storage))
-        self._forget_freed()
-        self.most_whole = max(self.most_whole, len(self._alive))
+            self._whole.note(weight.untyped_storage())
+        self.most_whole = max(self.most_whole, self._whole.count(expected=1))
         coming = sum(ticket.slices is not None for ticket in source._tickets)
         self.most_coming = max(self.most_coming, coming)
 
     def left(self) -> int:
-        self._forget_freed(allowed=0)
-        return len(self._alive)
-
-    def _forget_freed(self, allowed: int = 1) -> None:
-        """Keep what is alive; what gloo's own thread holds is freed a moment after the wait."""
-        patience = time.monotonic() + 1.0
-        while True:
-            self._alive = [entry for entry in self._alive if entry() is not None]
-            if len(self._alive) <= allowed or time.monotonic() > patience:
-                return
-            time.sleep(0.01)
+        return self._whole.count(expected=0)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from auto_LiRPA_patches.sharding.collectives import Ranks
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from auto_LiRPA_patches.sharding.weights import WeightHandle
 from tests.distributed.ranks import RankPool
+from tests.distributed.storages import Storages
 
 pytestmark = pytest.mark.distributed
 
@@ -39,14 +40,14 @@ class Watch:
     """Counts whole large layers alive, this rank's own and those on their way."""
 
     def __init__(self) -> None:
-        self._alive: list[weakref.ref[torch.UntypedStorage]] = []
+        self._whole = Storages()
         self.most = 0
 
     def see(self, weight: Tensor, source: ShardedWeights) -> None:
         if weight.numel() > 1000:
-            self._alive.append(weakref.ref(weight.untyped_storage()))
-        self._alive = [entry for entry in self._alive if entry() is not None]
-        self.most = max(self.most, len(self._alive) + self.on_their_way(source))
+            self._whole.note(weight.untyped_storage())
+        coming = self.on_their_way(source)
+        self.most = max(self.most, self._whole.count(expected=2 - coming) + coming)
 
     @staticmethod
     def on_their_way(source: ShardedWeights) -> int:
