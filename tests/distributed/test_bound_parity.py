@@ -31,14 +31,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT.parent / "shared" / "benchmarks"
 # name -> file, radius of the box around a seeded input, outputs bounded, α iterations
 NETWORKS = {
-    "digits mlp": (ROOT / "exp_configs/digits/onnx/mlp.onnx", 0.05, 10, 20),
+    "digits mlp": (ROOT / "exp_configs/digits/onnx/mlp.onnx", 0.05, 10, 8),
     "digits conv": (ROOT / "exp_configs/digits/onnx/conv.onnx", 0.03, 10, 20),
-    "digits residual": (ROOT / "exp_configs/digits/onnx/resnet.onnx", 0.02, 10, 20),
+    "digits residual": (ROOT / "exp_configs/digits/onnx/resnet.onnx", 0.02, 10, 6),
     "mnist_fc 256x6": (
         BENCHMARKS / "vnncomp2022/mnist_fc/onnx/mnist-net_256x6.onnx.gz",
         0.004,
         10,
-        20,
+        8,
     ),
     "cifar10 resnet_2b": (
         BENCHMARKS / "vnncomp2021/cifar10_resnet/onnx/resnet_2b.onnx.gz",

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.distributed
 
 TILES = BoundOptions(tile_rows=16)
 SETTINGS = RefineSettings(
-    rounds=3,
-    first_iterations=4,
-    beta=BetaOptions(iterations=4, alpha_rate=0.1, beta_rate=0.1),
+    rounds=2,
+    first_iterations=2,
+    beta=BetaOptions(iterations=2, alpha_rate=0.1, beta_rate=0.1),
     batch_size=6,
     synchronous=True,
 )
@@ -33,7 +33,7 @@ SETTINGS = RefineSettings(
 
 def refined(ranks: Ranks, fsdp: bool, swapped: bool = False) -> tuple[float, list[torch.Tensor]]:
     """How much tighter a root became, and its ends, layer by layer."""
-    network = network_on(ranks, seeded(5, 24, 24, 24, 2), 5, fsdp=fsdp)
+    network = network_on(ranks, seeded(5, 16, 16, 16, 2), 5, fsdp=fsdp)
     where = region([-1] * 5, [1] * 5, at_most([1.0, -1.0], 100.0))
     settings = BoundSettings(bounds=TILES, alpha=AlphaOptions(iterations=2))
     root = verify_region(network, where, settings).root
