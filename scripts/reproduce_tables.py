@@ -3,6 +3,7 @@
     python scripts/reproduce_tables.py 5                  # CPU cores, at most 15 minutes
     python scripts/reproduce_tables.py 4 6 8 --scale paper # GPUs
     python scripts/reproduce_tables.py 5 --only 4096x8
+    python scripts/reproduce_tables.py modes              # memory and time of each parallel mode
 
 Starts its own processes and ranks (torchrun). Writes expN.md, expN.csv and, where matplotlib is
 installed (the extra "plots"), expN.png below --folder; records of whole verifications lie beside.
@@ -23,26 +24,28 @@ from tables import (
     experiment6,
     experiment7,
     experiment8,
+    modes,
 )
 from tables.ranks import ROOT, RunFailedError, Setting
 from tables.table import Table
 
-EXPERIMENTS: dict[int, Callable[[Setting], Table]] = {
-    1: experiment1.run,
-    2: experiment2.run,
-    3: experiment2.run_alpha,
-    4: experiment4.run,
-    5: experiment5.run,
-    6: experiment6.run,
-    7: experiment7.run,
-    8: experiment8.run,
+EXPERIMENTS: dict[str, Callable[[Setting], Table]] = {
+    "1": experiment1.run,
+    "2": experiment2.run,
+    "3": experiment2.run_alpha,
+    "4": experiment4.run,
+    "5": experiment5.run,
+    "6": experiment6.run,
+    "7": experiment7.run,
+    "8": experiment8.run,
+    "modes": modes.run,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiments of the command line; exit code 1 if one of them failed."""
     parser = argparse.ArgumentParser(description="Measure experiments of the published tables.")
-    parser.add_argument("experiments", nargs="+", type=int, choices=sorted(EXPERIMENTS))
+    parser.add_argument("experiments", nargs="+", choices=sorted(EXPERIMENTS))
     parser.add_argument("--scale", choices=("small", "paper"), default="small")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "tables")
     parser.add_argument("--only", action="append", default=[], metavar="ROW")
