@@ -35,7 +35,7 @@ def attained_values(
     """The inputs of the activations where the bounds are attained.
 
     Args:
-        graph: a network whose only relaxed nodes are activations.
+        graph: a network; relaxed nodes that are not in `taken` count with their true value.
         point: ``[S, B, *input_shape]``, of `corner`.
         taken: per activation that the backward pass met, the lines it took.
 

@@ -67,6 +67,8 @@ class Subproblems:
             are not in `signs`.
         places: per activation whose β are for its split features only: which ones, ``[B, D]``. Its
             `betas` are ``[S, B, D]`` then.
+        fixed: per relaxed node that is not split and whose α stays as it is, ``[K, S, B, F]`` in
+            [0, 1]: products, softmax, and in their company activations without a kink.
     """
 
     graph: Graph
@@ -79,6 +81,7 @@ class Subproblems:
     betas: Mapping[int, Tensor] = field(default_factory=dict)
     cuts: Mapping[int, PointSplits] = field(default_factory=dict)
     places: Mapping[int, Tensor] = field(default_factory=dict)
+    fixed: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -144,7 +147,7 @@ class Subproblems:
 
     def lines(self, state: Relaxations, index: int) -> object:
         """The relaxation of node `index` with the present α and β; lines for an activation."""
-        lines = state.lines(index, self.alphas)
+        lines = state.lines(index, self.fixed if index in self.fixed else self.alphas)
         if not isinstance(lines, Lines):
             return lines
         beta, sign = self.betas.get(index), self.against.get(index)
@@ -429,6 +432,7 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
         signs={key: sign.index_select(0, index) for key, sign in batch.signs.items()},
         cuts={key: cuts.select(index) for key, cuts in batch.cuts.items()},
         places={key: places.index_select(0, index) for key, places in batch.places.items()},
+        fixed={key: alpha.index_select(-2, index) for key, alpha in batch.fixed.items()},
         alphas=alphas,
         betas=betas,
     )
@@ -442,3 +446,9 @@ def relu_like(graph: Graph) -> bool:
 def splittable(graph: Graph) -> bool:
     """Whether every relaxed node is an activation, whose input can be split at points."""
     return all(isinstance(graph.nodes[index].operator, Activation) for index in graph.relaxed)
+
+
+def has_kinks(graph: Graph) -> bool:
+    """Whether some relaxed node is an activation that one split makes exact."""
+    operators = (graph.nodes[index].operator for index in graph.relaxed)
+    return any(isinstance(own, Activation) and own.kink is not None for own in operators)

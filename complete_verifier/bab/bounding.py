@@ -156,7 +156,18 @@ class Bounding:
                 for span in features.spans
                 if cuts is not None and span.kink is None
             },
+            fixed=self._fixed(clause),
         )
+
+    def _fixed(self, clause: Tensor) -> dict[int, Tensor]:
+        """The root's α ``[K, S, B, F]`` of relaxed nodes that are not split."""
+        spans = {span.activation for span in self.features.spans}
+        rows = self.clauses.index[clause]  # [B, S]
+        return {
+            index: alpha[:, rows, 0].transpose(1, 2)
+            for index, alpha in self.root.alphas.items()
+            if index not in spans
+        }
 
     def cuts(self, batch: DomainBatch) -> Cuts | None:
         """The splits at points; None where every activation has a kink."""
