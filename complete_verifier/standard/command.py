@@ -12,6 +12,7 @@ error. Exit code 0 stands for an answer; 2 for a command, query or network that 
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -129,9 +130,10 @@ def _verify_command(rest: Sequence[str]) -> VerifyCommand:
 
 
 def _seconds(text: str) -> float:
-    if not text.isascii() or not text.isdigit():
-        raise CommandError(f"verify: --timeout: expected whole seconds, got {text!r}.")
-    return float(min(int(text), _NO_LIMIT))
+    # Callers write 60 and 60.0 alike; signs, exponents, inf and nan are none of these.
+    if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
+        raise CommandError(f"verify: --timeout: expected seconds such as 60 or 2.5, got {text!r}.")
+    return min(float(text), _NO_LIMIT)
 
 
 def _network(text: str) -> tuple[str, Path]:

@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_an_assignment_follows_the_verdict(files, capsys) -> None:
     query, model = files
     query.write_text(QUERY.format(kind="float32", limit="1.5"))
-    assert main(["verify", str(query), "--network", f"net={model}", "--timeout", "60"]) == 0
+    assert main(["verify", str(query), "--network", f"net={model}", "--timeout", "60.0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["sat", "X float32 [1,2]"] and lines[4] == "Y float32 [1,1]"
     x, y = [float(line) for line in lines[2:4]], float(lines[5])
@@ -67,7 +67,8 @@ def test_a_proof_is_one_line(files, capsys) -> None:
         (["verify", "{query}", "--network", "other={model}"], "the query declares 'net'"),
         (["verify", "{query}", "--network", "{model}"], "expected NAME=MODEL"),
         (["verify", "{query}", "--network", "net={model}", "--network", "net=b"], "twice"),
-        (["verify", "{query}", "--timeout", "-1"], "expected whole seconds, got '-1'"),
+        (["verify", "{query}", "--timeout", "-1"], "expected seconds such as 60 or 2.5, got '-1'"),
+        (["verify", "{query}", "--timeout", "inf"], "got 'inf'"),
         (["verify", "{query}", "--serialise-assignments", "x"], "is not supported"),
         (["verify", "{query}", "--frobnicate"], "unknown option --frobnicate"),
         (["verify", "{query}", "second"], "expected one query"),
