@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
