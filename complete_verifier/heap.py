@@ -20,19 +20,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def touch_memory(num_bytes: int) -> None:
-    """Fault in so much memory and keep it free in the process; nothing where it is not glibc.
-
-    A profiler's records lie between the tensors of the work it watches, so that these are pushed
-    into fresh pages without end: a tenth of that work's time, which it does not take unwatched.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
-    mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
-    blocks = [bytearray(_LARGEST_BLOCK >> 1) for _ in range(num_bytes // (_LARGEST_BLOCK >> 1))]
-    for block in blocks:
-        ctypes.memset((ctypes.c_char * len(block)).from_buffer(block), 1, len(block))

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from phase_timer import ACTIVATION_PHASES, INPUT_PHASES, PhaseTimer
 from torch.profiler import ProfilerActivity, profile
+from touched_memory import touch_memory
 
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
@@ -38,7 +39,7 @@ from complete_verifier.bab.outcome import BabOutcome
 from complete_verifier.bab.partners import Partners
 from complete_verifier.bounds.incomplete import RegionBounds, verify_region
 from complete_verifier.bounds.settings import BoundSettings
-from complete_verifier.heap import keep_freed_memory, touch_memory
+from complete_verifier.heap import keep_freed_memory
 from complete_verifier.model.network import Network, load_network
 from complete_verifier.model.replay import run_onnx
 from complete_verifier.specification import Region, read_vnnlib

@@ -8,8 +8,9 @@ there. Each category's instances are taken evenly from its list. The limit is th
 instance may take on as many ranks as there are cores; where ranks share cores it is longer in
 proportion. A run that was broken off goes on where it stopped.
 
-Prints a row per instance. Exit code 1 if two numbers of ranks answer otherwise, if more ranks than
-one leave open what one rank answers, or if a `sat` does not replay.
+Prints a row per instance. Exit code 1 if two numbers of ranks answer otherwise, if some leave open
+what the fewest ranks answer, if a `sat` does not replay, if an instance ended in an error or has no
+record, or if a category is not there.
 """
 
 from __future__ import annotations
@@ -113,7 +114,13 @@ class Run:
 
 
 def _name(record: Mapping[str, Any]) -> str:
-    return f"{Path(record['onnx']).name} {Path(record['vnnlib']).name}"
+    return _stem(f"{record['onnx']},{record['vnnlib']},")
+
+
+def _stem(line: str) -> str:
+    """Network and property of a row of instances.csv, without folders and without ``.gz``."""
+    onnx, vnnlib = (Path(part.strip()).name.removesuffix(".gz") for part in line.split(",")[:2])
+    return f"{onnx} {vnnlib}"
 
 
 def faults(records: Sequence[Mapping[str, Any] | None], ranks: Sequence[int]) -> Iterator[str]:
@@ -121,6 +128,9 @@ def faults(records: Sequence[Mapping[str, Any] | None], ranks: Sequence[int]) ->
     verdicts = [None if record is None else str(record["verdict"]) for record in records]
     if len({verdict for verdict in verdicts if verdict in _ANSWERS}) > 1:
         yield "OPPOSITE ANSWERS"
+    failed = [ranks[i] for i, verdict in enumerate(verdicts) if verdict in (None, "error")]
+    if failed:
+        yield f"NO VERDICT of {', '.join(map(str, failed))} ranks"
     if verdicts[0] in _ANSWERS:
         lost = [ranks[i] for i, verdict in enumerate(verdicts) if verdict not in _ANSWERS]
         if lost:
@@ -145,7 +155,8 @@ def compare(runs: Sequence[Run]) -> tuple[int, int]:
     found = [run.found() for run in runs]
     ranks = [run.ranks for run in runs]
     bad = 0
-    for name in found[0]:
+    names = [_stem(line) for line in runs[0].category.lines(runs[0].benchmarks)]
+    for name in names:
         records = [own.get(name) for own in found]
         wrong = list(faults(records, ranks))
         bad += bool(wrong)
@@ -154,7 +165,7 @@ def compare(runs: Sequence[Run]) -> tuple[int, int]:
             for r in records
         ]
         print(f"| {runs[0].category.name} {name} | {' | '.join(cells)} | {'; '.join(wrong)} |")
-    return len(found[0]), bad
+    return len(names), bad
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,15 +185,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     options.results.mkdir(parents=True, exist_ok=True)
     chosen = [own for own in CATEGORIES if not options.only or own.name in options.only]
-    print(f"| instance | {' | '.join(f'P = {count}' for count in options.ranks)} | |")
+    print(f"| instance | {' | '.join(f'P = {count}' for count in sorted(options.ranks))} | |")
     print("|---" * (len(options.ranks) + 2) + "|")
     total = bad = 0
     for category in chosen:
         if category.folder is not None and not (options.benchmarks / category.folder).is_dir():
             print(f"{category.name}: {options.benchmarks / category.folder} is not there")
+            bad += 1
             continue
         where = (options.benchmarks.resolve(), options.results.resolve())
-        runs = [Run(category, count, *where) for count in options.ranks]
+        runs = [Run(category, count, *where) for count in sorted(options.ranks)]
         if not options.no_run:
             for run in runs:
                 run.start(options.limit, flags)

@@ -18,6 +18,8 @@ ranks="${SLURM_GPUS_ON_NODE:-0}"
 if ((ranks == 0)); then
   ranks="${SLURM_CPUS_PER_TASK:-1}"
   export OMP_NUM_THREADS=1
+  # srun does not take it over from sbatch by itself.
+  export SRUN_CPUS_PER_TASK="$ranks"
 fi
 # The ranks meet at the first node of the job; the port follows the job, so that two can share it.
 first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"

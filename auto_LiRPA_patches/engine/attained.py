@@ -1,10 +1,11 @@
 """Where a bound is attained: the input, and every value on the lines the backward pass took.
 
 The bound of a functional over a box is its linear form's smallest value, taken at a corner x*. With
-each activation replaced by the line that its coefficient took, the network is a linear function
-that has exactly this value at x*. Carried up through it, x* gives each activation's input z, and z
-is the gradient of the bound in the coefficient of that input. So the bound's gradient in α and β
-costs the same products as a backward pass of autograd, with no graph and little else kept.
+each activation replaced by the line that its coefficient took, a network of affine layers and
+activations is a linear function that has exactly this value at x*. Carried up through it, x* gives
+each activation's input z, and z is the gradient of the bound in the coefficient of that input. So
+the bound's gradient in α and β costs the same products as a backward pass of autograd, with no
+graph and little else kept.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 
 def corner(coeffs: Tensor, box: Interval) -> Tensor:
-    """The input at which ``coeffs [S, B, *shape]`` are smallest over the box, in their memory."""
+    """The input at which ``coeffs [S, B, *shape]`` are smallest over the box.
+
+    Args:
+        coeffs: contiguous; the result is written over them.
+    """
     # Not by `sign` or `copysign`, which take as long as several other passes on CPUs; and a fresh
     # tensor of this size takes longer than what is done to it.
     width = (box.upper - box.lower).expand_as(coeffs)

@@ -118,7 +118,8 @@ def _chunk(
         for index, alpha in alphas.items()
     }
     coeffs = rows.coefficients(below.graph, below.graph.output, count)
-    problem = replace(below, rows=coeffs, alphas=own)
+    fixed = {index: own.pop(index) for index in below.fixed_alphas.keys() & own.keys()}
+    problem = replace(below, rows=coeffs, alphas=own, fixed_alphas=fixed)
     beta = replace(effort.beta, prune_ratio=None)
 
     def every(lower: Tensor) -> Tensor:
@@ -137,5 +138,6 @@ def _ending_at(problem: Subproblems, node: int) -> Subproblems:
         bounds={index: problem.bounds[index] for index in graph.bounded},
         signs={index: sign for index, sign in problem.signs.items() if index in reached},
         cuts={index: cuts for index, cuts in problem.cuts.items() if index in reached},
+        fixed_alphas={i: own for i, own in problem.fixed_alphas.items() if i in reached},
         betas={},
     )

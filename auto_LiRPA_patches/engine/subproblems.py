@@ -67,8 +67,9 @@ class Subproblems:
             are not in `signs`.
         places: per activation whose β are for its split features only: which ones, ``[B, D]``. Its
             `betas` are ``[S, B, D]`` then.
-        fixed: per relaxed node that is not split and whose α stays as it is, ``[K, S, B, F]`` in
-            [0, 1]: products, softmax, and in their company activations without a kink.
+        fixed_alphas: α of relaxed nodes that are not split, which is not optimised,
+            ``[K, S, B, F]`` in [0, 1]: products, softmax, and in their company activations without
+            a kink.
     """
 
     graph: Graph
@@ -81,7 +82,7 @@ class Subproblems:
     betas: Mapping[int, Tensor] = field(default_factory=dict)
     cuts: Mapping[int, PointSplits] = field(default_factory=dict)
     places: Mapping[int, Tensor] = field(default_factory=dict)
-    fixed: Mapping[int, Tensor] = field(default_factory=dict)
+    fixed_alphas: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -140,14 +141,17 @@ class Subproblems:
 
         def lines_at(index: int) -> object:
             lines = self.lines(state, index)
-            return step(index, lines) if step is not None and isinstance(lines, Lines) else lines
+            # Other operators may use lines too, of more elements than their input has.
+            own = isinstance(self.graph.nodes[index].operator, Activation)
+            return step(index, lines) if step and own and isinstance(lines, Lines) else lines
 
         rows = BatchRows(self.rows)
         return lower_bounds(self.graph, self.box, self.graph.output, rows, lines_at, observe)
 
     def lines(self, state: Relaxations, index: int) -> object:
         """The relaxation of node `index` with the present α and β; lines for an activation."""
-        lines = state.lines(index, self.fixed if index in self.fixed else self.alphas)
+        alphas = self.fixed_alphas if index in self.fixed_alphas else self.alphas
+        lines = state.lines(index, alphas)
         if not isinstance(lines, Lines):
             return lines
         beta, sign = self.betas.get(index), self.against.get(index)
@@ -381,7 +385,8 @@ def _in_closed_form(batch: Subproblems, state: Relaxations) -> tuple[Tensor, _Gr
     def gradients() -> list[Tensor | None]:
         values = {}
         if at_input:
-            point = corner(at_input.pop(), batch.box)  # last use of the coefficients
+            # Last use of the coefficients; a reduction's are one number seen many times.
+            point = corner(at_input.pop().contiguous(), batch.box)
             values = attained_values(batch.graph, point, taken.lines)
         with counted_as(MemoryKind.MULTIPLIERS):
             return [
@@ -432,7 +437,7 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
         signs={key: sign.index_select(0, index) for key, sign in batch.signs.items()},
         cuts={key: cuts.select(index) for key, cuts in batch.cuts.items()},
         places={key: places.index_select(0, index) for key, places in batch.places.items()},
-        fixed={key: alpha.index_select(-2, index) for key, alpha in batch.fixed.items()},
+        fixed_alphas={key: own.index_select(-2, index) for key, own in batch.fixed_alphas.items()},
         alphas=alphas,
         betas=betas,
     )
@@ -448,7 +453,7 @@ def splittable(graph: Graph) -> bool:
     return all(isinstance(graph.nodes[index].operator, Activation) for index in graph.relaxed)
 
 
-def has_kinks(graph: Graph) -> bool:
-    """Whether some relaxed node is an activation that one split makes exact."""
-    operators = (graph.nodes[index].operator for index in graph.relaxed)
-    return any(isinstance(own, Activation) and own.kink is not None for own in operators)
+def has_kink(graph: Graph, node: int) -> bool:
+    """Whether a node is an activation that one split makes exact."""
+    operator = graph.nodes[node].operator
+    return isinstance(operator, Activation) and operator.kink is not None

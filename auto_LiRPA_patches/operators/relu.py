@@ -138,8 +138,8 @@ class Relu(Activation):
 def _chord_slope(lower: Tensor, upper: Tensor) -> Tensor:
     """Slope of the upper line: ``u / (u - l)`` for l < 0 < u, 1 for l >= 0, 0 for u <= 0.
 
-    Halved first, which changes no bit: u - l may overflow where both ends are finite, and a chord
-    of slope zero would lie below the function.
+    Halved first, which changes no bit of a normal number: u - l may overflow where both ends are
+    finite, and a chord of slope zero would lie below the function.
     """
     above = upper.clamp(min=0).mul_(0.5)
     width = torch.sub(above, lower.clamp(max=0), alpha=0.5)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
-from auto_LiRPA_patches.engine.subproblems import has_kinks, relu_like, splittable
+from auto_LiRPA_patches.engine.subproblems import has_kink, relu_like, splittable
 from auto_LiRPA_patches.sharding.collectives import Communicator
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import branching, stop
@@ -47,10 +47,11 @@ def activation_branch_and_bound(
         context: network, clock, confirmation, partners; all ranks call this alike.
         settings: effort and heuristics.
     """
-    if not (splittable(root.graph) or has_kinks(root.graph)):
+    graph = root.graph
+    if not (splittable(graph) or any(has_kink(graph, index) for index in graph.relaxed)):
         return BabOutcome(
             ending=Ending.STUCK,
-            reason="branching on activations needs some, and beside products some with a kink",
+            reason="branching on activations needs a ReLU neuron beside products and softmax",
             domains_left=int((~root.excluded).sum()),
             lower_bound=float(root.rows.margins(root.lower).min()),
         )

@@ -156,12 +156,14 @@ class Bounding:
                 for span in features.spans
                 if cuts is not None and span.kink is None
             },
-            fixed=self._fixed(clause),
+            fixed_alphas=self._fixed_alphas(clause),
         )
 
-    def _fixed(self, clause: Tensor) -> dict[int, Tensor]:
+    def _fixed_alphas(self, clause: Tensor) -> dict[int, Tensor]:
         """The root's α ``[K, S, B, F]`` of relaxed nodes that are not split."""
         spans = {span.activation for span in self.features.spans}
+        if self.root.alphas.keys() <= spans:
+            return {}
         rows = self.clauses.index[clause]  # [B, S]
         return {
             index: alpha[:, rows, 0].transpose(1, 2)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
-from auto_LiRPA_patches.engine.subproblems import splittable
+from auto_LiRPA_patches.engine.subproblems import has_kink, splittable
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.base import num_elements
 from auto_LiRPA_patches.operators.interval import Interval
@@ -112,7 +112,7 @@ class Features:
         for activation in root.graph.relaxed:
             if activation not in root.alphas:
                 continue
-            if not curves_too and not _has_kink(root.graph, activation):
+            if not curves_too and not has_kink(root.graph, activation):
                 continue
             source = root.graph.nodes[activation].inputs[0]
             index = root.features.get(activation)
@@ -262,11 +262,6 @@ class Features:
             return torch.zeros(0, dtype=torch.bool)
         lower, upper = self.own_bounds(self.root)[0]
         return (lower < 0) & (upper > 0)
-
-
-def _has_kink(graph: Graph, node: int) -> bool:
-    operator = graph.nodes[node].operator
-    return isinstance(operator, Activation) and operator.kink is not None
 
 
 @dataclass(frozen=True)

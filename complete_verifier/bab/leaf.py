@@ -15,7 +15,7 @@ import torch
 
 from auto_LiRPA_patches.engine.backward import input_form
 from auto_LiRPA_patches.engine.rows import BatchRows, NeuronRows
-from auto_LiRPA_patches.engine.subproblems import Subproblems
+from auto_LiRPA_patches.engine.subproblems import Subproblems, splittable
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.features import Features, FeatureSpan
@@ -53,11 +53,16 @@ def decide_leaf(bounding: Bounding, leaf: DomainBatch) -> tuple[bool, np.ndarray
         bounding: the region's.
         leaf: one subproblem without open neurons.
 
+    Beside products and softmax a leaf's network is not linear, and the program would be about
+    something else; such a leaf stays as its bounds left it.
+
     Returns:
         Whether it is excluded, and ``[n, num_inputs]`` inputs worth trying as counterexamples.
     """
     signs = bounding.signs(leaf)
     problem = bounding.subproblems(leaf, signs)
+    if not splittable(problem.graph):
+        return False, np.zeros((0, problem.box.lower.numel()))
     splits = _splits(bounding.features, signs[0])
     thresholds = bounding.thresholds(leaf)[:, 0].cpu().numpy()
     program = _program(problem, splits, thresholds)

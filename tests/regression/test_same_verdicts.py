@@ -20,7 +20,7 @@ def records(*verdicts: str | None) -> list[dict[str, object] | None]:
     [
         ("unsat", "unsat", "unsat"),
         ("timeout", "unsat", "unknown"),
-        ("unknown", "timeout", None),
+        ("unknown", "timeout", "unknown"),
     ],
 )
 def test_equal_answers_and_those_that_more_ranks_give_are_no_fault(
@@ -34,6 +34,9 @@ def test_equal_answers_and_those_that_more_ranks_give_are_no_fault(
     [
         (("unsat", "unsat", "timeout"), "LOST on 3 ranks"),
         (("unsat", None, "error"), "LOST on 2, 3 ranks"),
+        (("unknown", None, "error"), "NO VERDICT of 2, 3 ranks"),
+        (("error", "error", "error"), "NO VERDICT of 1, 2, 3 ranks"),
+        ((None, "unsat", "sat"), "OPPOSITE"),
         (("unsat", "sat", "unsat"), "OPPOSITE"),
         (("timeout", "unsat", "sat"), "OPPOSITE"),
         (("sat", "sat", "sat"), "sat of 2 ranks DOES NOT REPLAY"),

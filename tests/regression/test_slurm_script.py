@@ -20,7 +20,7 @@ def submit(
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (
-        ("srun", 'printf "%s\\n" "threads=${OMP_NUM_THREADS:-}" "$@"'),
+        ("srun", 'printf "%s\\n" "threads=${OMP_NUM_THREADS:-} ${SRUN_CPUS_PER_TASK:-}" "$@"'),
         ("scontrol", '[[ "$*" == "show hostnames node[7-8]" ]] && printf "node7\\nnode8\\n"'),
     ):
         (programs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
@@ -47,7 +47,7 @@ def test_every_gpu_of_every_node_gets_a_rank(tmp_path: Path) -> None:
     run = submit(tmp_path, ROOT, *flags, **JOB, GPUS_ON_NODE="4", CPUS_PER_TASK="32")
     assert run.returncode == 0, run.stderr
     words = run.stdout.splitlines()
-    assert words[:2] == ["threads=", "--kill-on-bad-exit=1"]
+    assert words[:2] == ["threads= ", "--kill-on-bad-exit=1"]
     given = dict(zip(words, words[1:], strict=False))
     assert (given["--nnodes"], given["--nproc_per_node"]) == ("2", "4")
     assert (given["--rdzv_id"], given["--rdzv_endpoint"]) == ("81234", "node7:21234")
@@ -57,7 +57,7 @@ def test_every_gpu_of_every_node_gets_a_rank(tmp_path: Path) -> None:
 def test_without_gpus_every_core_gets_a_rank_of_one_thread(tmp_path: Path) -> None:
     run = submit(tmp_path, ROOT, **JOB, CPUS_PER_TASK="8")
     words = run.stdout.splitlines()
-    assert words[0] == "threads=1"
+    assert words[0] == "threads=1 8"
     assert words[words.index("--nproc_per_node") + 1] == "8"
 
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from auto_LiRPA_patches.engine.options import BoundOptions
-from auto_LiRPA_patches.engine.subproblems import splittable
+from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
+from auto_LiRPA_patches.engine.subproblems import BetaOptions, splittable
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.outcome import Ending
 from complete_verifier.bab.splitter import LOCATE, Splitter
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.root import Root
+from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
+from complete_verifier.specification import Clause
 from tests.unit.bab.test_activation_branching import CROWN, SETTINGS, decide
 from tests.unit.bounds.region_cases import at_most, network_of, region
 
@@ -42,19 +45,31 @@ class Gated(nn.Module):
 
 
 class Attention(nn.Module):
-    """Three tokens of two numbers, one head, and a ReLU layer behind it."""
+    """Tokens of two numbers, one head, and a ReLU layer behind it."""
+
+    def __init__(self, tokens: int = 3) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.first = nn.Linear(3, 2 * tokens)
+        self.query, self.key, self.value = (nn.Linear(2, 2) for _ in range(3))
+        self.hidden, self.last = nn.Linear(2 * tokens, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.relu(self.first(x)).reshape(-1, self.tokens, 2)
+        scores = self.query(tokens) @ self.key(tokens).transpose(1, 2)
+        mixed = torch.softmax(scores, dim=-1) @ self.value(tokens)
+        return self.last(torch.relu(self.hidden(mixed.reshape(-1, 2 * self.tokens))))
+
+
+class Averaged(nn.Module):
+    """A ReLU network on averages of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(3, 6)
-        self.query, self.key, self.value = (nn.Linear(2, 2) for _ in range(3))
-        self.hidden, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = torch.relu(self.first(x)).reshape(-1, 3, 2)
-        scores = self.query(tokens) @ self.key(tokens).transpose(1, 2)
-        mixed = torch.softmax(scores, dim=-1) @ self.value(tokens)
-        return self.last(torch.relu(self.hidden(mixed.reshape(-1, 6))))
+        return self.last(torch.relu(self.first(x.mean(2))))
 
 
 NETWORKS = {"gated": (Gated, 2.5), "attention": (Attention, 1.5)}  # and a factor on weights
@@ -128,3 +143,90 @@ def test_thresholds_around_the_minimum_are_answered_as_sampling_says(name: str, 
             assert found.ending is not Ending.PROVEN
         proven += found.ending is Ending.PROVEN
     assert proven >= 1 or name == "gated"
+
+
+def _of_two_clauses(settings: BoundSettings) -> Root:
+    """An open clause of one row, and one of two."""
+    network, _ = _network("attention", 1)
+    both = Clause(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([90.0, 95.0]))
+    where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], 100.0), both)
+    root = verify_region(network, where, settings).root
+    assert root is not None
+    return root
+
+
+ALPHA = BoundSettings(alpha=AlphaOptions(iterations=5, learning_rate=0.3, early_stop=False))
+
+
+def _undivided(root: Root) -> tuple[Bounding, Tensor, Tensor]:
+    """Margins of the undivided subproblems, as bounded again and as the root has them."""
+    bounding = Bounding(root, Features.of(root), OpenClauses.of(root, 0.0), BoundOptions())
+    batch = bounding.undivided()
+    return bounding, bounding.evaluate(batch), batch.margin
+
+
+def test_undivided_subproblems_have_the_bounds_of_the_root() -> None:
+    bounding, again, margins = _undivided(_of_two_clauses(ALPHA))
+    assert torch.allclose(again.double(), margins, atol=2e-5)
+    # The likely bugs: α of other rows, and none, which is sound as well.
+    own = bounding._fixed_alphas
+    bounding._fixed_alphas = lambda clause: own(clause.flip(0))  # type: ignore[method-assign]
+    flipped = bounding.evaluate(bounding.undivided())
+    bounding._fixed_alphas = lambda clause: {}  # type: ignore[method-assign]
+    without = bounding.evaluate(bounding.undivided())
+    for other in (flipped, without):
+        assert not torch.allclose(other.double(), margins, atol=2e-5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_tokens_are_branched_on(seed: int) -> None:
+    torch.manual_seed(seed)
+    network = network_of(Attention(tokens=12).eval(), (3,))
+    with torch.no_grad():
+        sampled = float((network.forward(_points()) @ torch.tensor([1.0, -1.0])).min())
+    where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], sampled - 1e-4))
+    found = decide(network, where, replace(SETTINGS, max_iterations=2))
+    assert found.ending is not Ending.STUCK and found.domains_visited > 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_averages_of_inputs_are_branched_on(seed: int) -> None:
+    torch.manual_seed(seed)
+    network = network_of(Averaged().eval(), (3, 4))
+    with torch.no_grad():
+        sampled = float((network.forward(_points()[..., None].expand(-1, 3, 4)))[:, 0].min())
+    for threshold, endings in ((sampled - 0.02, (Ending.PROVEN,)), (sampled, (Ending.VIOLATED,))):
+        box = region([-1] * 12, [1] * 12, at_most([1.0, 0.0], threshold + 1e-4))
+        assert decide(network, box).ending in endings
+
+
+@pytest.mark.parametrize("iterations", [0, 2])
+def test_inner_neurons_bounded_anew_keep_to_the_points_of_a_subproblem(iterations: int) -> None:
+    root = _of_two_clauses(replace(ALPHA, alpha=replace(ALPHA.alpha, keep_inner=True)))
+    beta = BetaOptions(iterations=iterations, alpha_rate=0.1, beta_rate=0.1)
+    features = Features.of(root)
+    options = (root, features, OpenClauses.of(root, 0.0), BoundOptions())
+    bounding = Bounding(*options, inner=beta)
+    batch = bounding.undivided()
+    feature = int(features.unstable.nonzero()[0])
+    splitter = Splitter(bounding, batch, LOCATE["uniform"])
+    every = torch.full((batch.count,), feature)
+    child = splitter.child(batch, every, torch.ones_like(every))
+    problem = bounding.subproblems(child, bounding.signs(child))
+    assert bounding.inner is not None
+    after = bounding.inner.tighten(problem)
+    _, module = _network("attention", 1)
+    points = _points()
+    with torch.no_grad():
+        z = module.first(points)
+        neuron = features.spans[0].index
+        inside = z[:, feature if neuron is None else int(neuron[feature])] >= 0
+        tokens = torch.relu(z[inside]).reshape(-1, 3, 2)
+        scores = module.query(tokens) @ module.key(tokens).transpose(1, 2)
+        hidden = module.hidden((torch.softmax(scores, -1) @ module.value(tokens)).reshape(-1, 6))
+    source = features.spans[-1].source
+    for bounds in (problem.bounds[source], after.bounds[source]):
+        assert (bounds.lower[0] <= hidden.amin(0) + 1e-5).all()
+        assert (bounds.upper[0] >= hidden.amax(0) - 1e-5).all()
+    before, now = problem.bounds[source], after.bounds[source]
+    assert float((now.upper - now.lower).sum()) < float((before.upper - before.lower).sum())
