@@ -120,13 +120,19 @@ class UpstreamNode:
         """Hand the constant to the weight source."""
         return self.weights.register(self._weight_name(), self._placed(self.constant))
 
-    def register_broadcast(self, shape: Shape) -> WeightHandle:
+    def register_broadcast(
+        self, shape: Shape, value: Tensor | None = None, name: str | None = None
+    ) -> WeightHandle:
         """Register a constant that broadcasts *to* values of ``shape`` (without batch).
+
+        Args:
+            shape: of the values it meets.
+            value, name: of a constant made from this node's; None = the node's own.
 
         Raises:
             UnsupportedOperatorError: it has a batch of its own, or would widen the value.
         """
-        constant = self.constant
+        constant = self.constant if value is None else value
         while constant.dim() > len(shape) and constant.shape[0] == 1:
             constant = constant.squeeze(0)
         fits = constant.dim() <= len(shape) and all(
@@ -135,10 +141,10 @@ class UpstreamNode:
         )
         if not fits:
             self.refuse(
-                f"a constant of shape {list(self.constant.shape)} meets a value of shape "
+                f"a constant of shape {list(constant.shape)} meets a value of shape "
                 f"{list(shape)} (without batch) that it would have to widen"
             )
-        name = f"{self._weight_name()}:{num_elements(shape)}"
+        name = name or f"{self._weight_name()}:{num_elements(shape)}"
         return self.weights.register(name, self._placed(constant))
 
     def refuse(self, why: str) -> NoReturn:

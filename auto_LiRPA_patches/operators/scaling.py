@@ -19,7 +19,7 @@ class ScaleShift(AffineOperator):
     Attributes:
         scale: handle of a constant, or None for one.
         shift: handle of a constant, or None for zero.
-        factor: 1 or -1 (``c - x`` has -1).
+        factor: a number: 1; -1 of ``c - x``; log b of ``b^x``; 0 of ``x^0``.
         shift_sign: 1 or -1 (``x - c`` has -1).
         divide: the constant `scale` divides instead of multiplying.
     """

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
+
 from auto_LiRPA_patches.engine.translation.affine import scaled
 from auto_LiRPA_patches.engine.translation.steps import (
     Chain,
     Step,
     Translator,
     perturbed_shapes,
-    require_constants,
     value_axis,
 )
 from auto_LiRPA_patches.engine.upstream_node import UpstreamNode
+from auto_LiRPA_patches.operators.arithmetic import Sum
 from auto_LiRPA_patches.operators.base import Operator, Shape, num_elements
 from auto_LiRPA_patches.operators.bilinear import MatrixProduct, Product
 from auto_LiRPA_patches.operators.curves import Exp, Log, Power, Reciprocal, Sqrt
@@ -125,27 +127,68 @@ def _div(node: UpstreamNode) -> Operator | tuple[Step, ...]:
     return chain.finish()
 
 
-def _pow(node: UpstreamNode) -> Operator | tuple[Step, ...]:
-    require_constants(node, 1)
-    exponents = set(node.operands[1].constant.reshape(-1).tolist())
+def _pow(node: UpstreamNode) -> tuple[Step, ...]:
+    base, exponent = node.operands
+    if exponent.depends_on_input:
+        return _exponential(node, base, exponent)
     shapes = perturbed_shapes(node)
-    if len(exponents) != 1 or shapes != (node.shape,):
-        node.refuse("expected one exponent for all elements")
-    exponent = float(exponents.pop())
-    if exponent == 1:
-        return Reshape(node.name, shapes, node.shape)
-    if exponent == 0.5:
-        return Sqrt(node.name, shapes, node.shape)
-    if exponent == -1:
-        return Reciprocal(node.name, shapes, node.shape)
-    if exponent == -0.5:
-        chain = Chain(node)
-        root = chain.add(Sqrt(chain.name("root"), shapes, node.shape), 0)
-        chain.add(Reciprocal(node.name, shapes, node.shape), root)
+    if shapes != (node.shape,):
+        node.refuse("its exponents widen the value")
+    exponents = sorted(set(exponent.constant.reshape(-1).tolist()))
+    chain = Chain(node)
+    if len(exponents) == 1:
+        _raised(chain, exponents[0], node.name)
         return chain.finish()
+    parts = []
+    for own in exponents:
+        # Every element is raised to every exponent, and counts where the exponent is its own.
+        value = _raised(chain, own, chain.name(f"to {own:g}"))
+        name = f"{node.name}/where {own:g}"
+        where = (exponent.constant == own).to(exponent.constant.dtype)
+        mask = exponent.register_broadcast(node.shape, where, name)
+        parts.append(chain.add(ScaleShift(name, shapes, node.shape, scale=mask), value))
+    inputs = (node.shape,) * len(parts)
+    chain.add(Sum(node.name, inputs, node.shape, signs=(1.0,) * len(parts)), *parts)
+    return chain.finish()
+
+
+def _raised(chain: Chain, exponent: float, name: str) -> int:
+    """The node's value raised to one exponent, the last step of that name."""
+    node, shape = chain.node, chain.node.shape
+    if exponent == 0:
+        exponents = node.operands[1]
+        one = exponents.register_broadcast(shape, torch.ones(1), f"{name}/one")
+        return chain.add(ScaleShift(name, (shape,), shape, factor=0.0, shift=one), 0)
+    if exponent == 1:
+        return chain.add(Reshape(name, (shape,), shape), 0)
+    if exponent == 0.5:
+        return chain.add(Sqrt(name, (shape,), shape), 0)
+    if exponent == -1:
+        return chain.add(Reciprocal(name, (shape,), shape), 0)
+    if exponent == -0.5:
+        root = chain.add(Sqrt(f"{name}/root", (shape,), shape), 0)
+        return chain.add(Reciprocal(name, (shape,), shape), root)
     if exponent != int(exponent) or not 2 <= exponent <= _LARGEST_POWER:
-        node.refuse(f"exponent {exponent:g}; expected -1, -0.5, 0.5 or a whole number of 1 to 8")
-    return Power(node.name, shapes, node.shape, int(exponent))
+        node.refuse(f"exponent {exponent:g}; expected -1, -0.5, 0.5 or a whole number of 0 to 8")
+    return chain.add(Power(name, (shape,), shape, int(exponent)), 0)
+
+
+def _exponential(
+    node: UpstreamNode, base: UpstreamNode, exponent: UpstreamNode
+) -> tuple[Step, ...]:
+    """``b^x = exp(x log b)`` for one constant b > 0."""
+    if base.depends_on_input:
+        node.refuse("base and exponent depend on the network's input")
+    bases = set(base.constant.reshape(-1).tolist())
+    if len(bases) != 1 or exponent.shape != node.shape:
+        node.refuse("expected one base for all elements")
+    number = float(bases.pop())
+    if not 0 < number < math.inf:
+        node.refuse(f"base {number:g}; expected a number above zero")
+    chain, shape = Chain(node), node.shape
+    power = ScaleShift(chain.name("log"), (shape,), shape, factor=math.log(number))
+    chain.add(Exp(node.name, (shape,), shape), chain.add(power, 0))
+    return chain.finish()
 
 
 _LARGEST_POWER = 8
