@@ -3,6 +3,7 @@
     python scripts/reproduce_tables.py 5                  # CPU cores, at most 15 minutes
     python scripts/reproduce_tables.py 4 6 8 --scale paper # GPUs
     python scripts/reproduce_tables.py 5 --only 4096x8
+    python scripts/reproduce_tables.py 5 --only 8192x4 --resume
     python scripts/reproduce_tables.py modes              # memory and time of each parallel mode
 
 Starts its own processes and ranks (torchrun). Writes expN.md, expN.csv and, where matplotlib is
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=ROOT.parent / "shared" / "benchmarks",
         help="folder with vnncomp2021, vnncomp2022, vnncomp2023",
     )
+    parser.add_argument("--resume", action="store_true", help="keep what --folder has of a run")
     options = parser.parse_args(arguments)
     setting = Setting(
         scale=options.scale,
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         benchmarks=options.benchmarks.resolve(),
         threads=options.threads,
         only=tuple(options.only),
+        resume=options.resume,
     )
     failed = False
     for number in options.experiments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ class Setting:
         benchmarks: the folder of the VNN-COMP files.
         threads: per rank.
         only: if not empty, only rows of these names.
+        resume: take what an earlier run with the same arguments left in the folder.
     """
 
     scale: str
@@ -39,6 +41,7 @@ class Setting:
     benchmarks: Path
     threads: int = 1
     only: tuple[str, ...] = ()
+    resume: bool = False
 
     @property
     def device(self) -> str:
@@ -52,39 +55,55 @@ class Setting:
 
 def bound(setting: Setting, network: str, ranks: int, *flags: str) -> dict[str, Any]:
     """Bound a network on `ranks` ranks (`bound_worker`); returns what rank 0 reports."""
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "out.json"
-        arguments = [network, "--out", str(out), "--device", setting.device, *flags]
-        _start(setting, ranks, [str(WORKER), *arguments])
-        found: dict[str, Any] = json.loads(out.read_text())
+    found: dict[str, Any] = _worked(setting, WORKER, network, ranks, flags)
     return found
 
 
 def split(setting: Setting, network: str, ranks: int, *flags: str) -> list[dict[str, Any]]:
     """Bound a network split by neuron over `ranks` ranks (`tp_worker`); every rank's report."""
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "out.json"
-        arguments = [network, "--out", str(out), "--device", setting.device, *flags]
-        _start(setting, ranks, [str(WORKER.with_name("tp_worker.py")), *arguments])
-        found: list[dict[str, Any]] = json.loads(out.read_text())
+    worker = WORKER.with_name("tp_worker.py")
+    found: list[dict[str, Any]] = _worked(setting, worker, network, ranks, flags)
     return found
+
+
+def _worked(setting: Setting, worker: Path, network: str, ranks: int, flags: Sequence[str]) -> Any:
+    """What a worker reports; kept in the folder, so that a run that was broken off can go on."""
+    words = (worker.stem, network, str(ranks), setting.device, str(setting.threads), *flags)
+    name = re.sub(r"[^A-Za-z0-9.]+", "_", "_".join(Path(word).name for word in words))
+    kept = (setting.folder / "records" / f"{name}.json").resolve()
+    if not (setting.resume and kept.exists()):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+            out = Path(scratch) / "out.json"
+            arguments = [network, "--out", str(out), "--device", setting.device, *flags]
+            _start(setting, ranks, [str(worker), *arguments])
+            out.replace(kept)
+    return json.loads(kept.read_text())
 
 
 def verify(setting: Setting, config: str, ranks: int, *flags: str) -> dict[str, Any]:
     """Verify the one instance of a config of exp_configs/fsdp; returns its record."""
-    name = f"{config}_{ranks}"
+    words = (config, str(ranks), *(Path(flag).name for flag in flags))
+    name = re.sub(r"[^A-Za-z0-9.]+", "_", "_".join(words))
     out = (setting.folder / "records" / f"{name}.json").resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
+    if setting.resume and (record := _finished(out)) is not None:
+        return record
     arguments = [str(ROOT / "abcrown.py"), "--config"]
     arguments += [str(ROOT / "exp_configs" / "fsdp" / f"{config}.yaml"), "--measure_memory"]
     arguments += ["--result_json", str(out), "--results_file", str(out.with_suffix(".txt"))]
     arguments += ["--device", setting.device, *flags]
     _start(setting, ranks, arguments)
-    (record,) = json.loads(out.read_text())
-    if record["verdict"] == "error":
-        raise RunFailedError(f"{config} on {ranks} rank(s): {record['reason']}")
-    found: dict[str, Any] = record
+    found = _finished(out)
+    if found is None:
+        raise RunFailedError(f"{config} on {ranks} rank(s) ended in an error; see {out}")
     return found
+
+
+def _finished(out: Path) -> dict[str, Any] | None:
+    """The one record of a file, if it is there and no error."""
+    records: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
+    return records[0] if len(records) == 1 and records[0]["verdict"] != "error" else None
 
 
 def _start(setting: Setting, ranks: int, command: Sequence[str]) -> None:

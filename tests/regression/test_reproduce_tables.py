@@ -11,11 +11,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import experiment5, experiment6, verifications
+from tables import experiment5, experiment6, ranks, verifications
 from tables.ranks import Setting
 from tables.table import Bars, Table
 
@@ -45,6 +46,23 @@ def test_a_table_is_written_as_markdown_csv_and_plot(tmp_path: Path) -> None:
 def test_a_row_with_a_cell_too_few_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 2 cells, got 1"):
         Table("t", "A table", ("a", "b"), ((1,),))
+
+
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def start(setting: Setting, count: int, command: list[str]) -> None:
+        started.append(count)
+        Path(command[command.index("--out") + 1]).write_text(json.dumps({"ranks": len(started)}))
+
+    monkeypatch.setattr(ranks, "_start", start)
+    anew = Setting("small", tmp_path, tmp_path)
+    going_on = replace(anew, resume=True)
+    assert ranks.bound(anew, "mlp:8x2", 1)["ranks"] == 1
+    assert ranks.bound(going_on, "mlp:8x2", 1)["ranks"] == 1
+    assert ranks.bound(going_on, "mlp:8x2", 2)["ranks"] == 2
+    assert ranks.bound(going_on, "mlp:8x2", 1, "--fsdp")["ranks"] == 3
+    assert ranks.bound(anew, "mlp:8x2", 1)["ranks"] == 4
 
 
 def record(lower: float, peak: int) -> dict[str, Any]:
