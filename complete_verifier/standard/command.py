@@ -37,7 +37,7 @@ _GLOBAL = ("--name", "--version")
 _NO_LIMIT = 10.0**9
 _LEAST_SECONDS = 0.5
 # What is left to do after the answer is known: write it, and take the process down.
-_END_SECONDS = 1.5
+_END_SECONDS = 2.5
 
 
 class CommandError(VerifierError):
