@@ -218,7 +218,8 @@ class Bounding:
         A subproblem's margin never falls below the one it came with (its parent's).
         """
         parts = [self._optimize_part(part, options, stop_early) for part in self.parts(batch)]
-        return DomainBatch.concatenate(parts).select(torch.arange(batch.count))
+        found = DomainBatch.concatenate(parts)
+        return found if found.count == batch.count else found.select(torch.arange(batch.count))
 
     def evaluate(self, batch: DomainBatch) -> Tensor:
         """Margins ``[B]`` by one backward pass with the α and β the subproblems came with."""
@@ -237,6 +238,8 @@ class Bounding:
         """
         size = self.part_size()
         count = math.ceil(batch.count / size) * size if self.in_tiles else batch.count
+        if count == batch.count <= size:
+            return [batch]
         index = torch.arange(count).clamp(max=batch.count - 1)
         return [batch.select(chunk) for chunk in index.split(size)]
 

@@ -36,7 +36,7 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
         margins = lower.double() - bounding.thresholds(part)
         row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
         every = torch.arange(part.count, device=row.device)
-        own = {index: table[row, every] for index, table in seen.items()}
+        own = {index: _at(table, row) for index, table in seen.items()}
         at_input = own.pop(0, None)
         if at_input is not None:
             center, radius = box.center.flatten(1), box.radius.flatten(1)
@@ -44,11 +44,11 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
         tables.append(own)
         attained.append(
             {
-                index: values[index][row, every] if index in values else torch.zeros_like(a[0][0])
+                index: _at(values[index], row) if index in values else torch.zeros_like(a[0][0])
                 for index, a in problem.alphas.items()
             }
         )
-        slopes.append({index: a[0][row, every] for index, a in problem.alphas.items()})
+        slopes.append({index: _at(a[0], row) for index, a in problem.alphas.items()})
         costs.append(
             {
                 span.activation: relaxation_cost(
@@ -71,6 +71,15 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
     return scores, stacked.cpu().numpy()
 
 
+def _at(table: Tensor, row: Tensor) -> Tensor:
+    """``[S, B, N]`` at ``row [B]``: ``[B, N]``; a view where there is one row."""
+    if table.shape[0] == 1:
+        return table[0]
+    return table[row, torch.arange(len(row), device=row.device)]
+
+
 def _joined(tables: list[dict[int, Tensor]], count: int) -> dict[int, Tensor]:
     """One table per activation for the whole batch, from the tables of its parts."""
+    if len(tables) == 1:
+        return {index: table[:count] for index, table in tables[0].items()}
     return {index: torch.cat([table[index] for table in tables])[:count] for index in tables[0]}

@@ -89,7 +89,9 @@ class DomainBatch:
 
     @staticmethod
     def concatenate(batches: list[DomainBatch]) -> DomainBatch:
-        """All subproblems of the given batches, in order."""
+        """All subproblems of the given batches, in order; one batch is returned as it is."""
+        if len(batches) == 1:
+            return batches[0]
         depth = max(batch.splits.shape[1] for batch in batches)
         wide = [batch.widen(depth) for batch in batches]
         return DomainBatch(*(torch.cat([getattr(b, name) for b in wide]) for name in _FIELDS))
