@@ -14,9 +14,9 @@ _LARGEST_BLOCK = 32 << 20
 _KEPT_BYTES = 256 << 20
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep up to 256 MiB of freed memory; nothing where it is not glibc."""
+def keep_freed_memory(kept_bytes: int = _KEPT_BYTES) -> None:
+    """Let the C library keep so much freed memory; nothing where it is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_TRIM_THRESHOLD, kept_bytes)

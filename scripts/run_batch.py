@@ -22,6 +22,8 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from own_words import own_words
+
 from auto_LiRPA_patches.errors import VerifierError
 from complete_verifier.config import ConfigError, load_config
 from complete_verifier.results.in_progress import (
@@ -103,11 +105,7 @@ def _command(processes: int | None) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the batch of the command line; return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    own, flags = words, []
-    if "--" in words:
-        place = words.index("--")
-        own, flags = words[:place], words[place + 1 :]
+    own, flags = own_words(arguments)
     parser = argparse.ArgumentParser(
         description="Run a batch to its end.", usage="%(prog)s [--nproc_per_node N] -- FLAGS"
     )

@@ -12,13 +12,15 @@ RESULTS gets one JSON file of records and one log per category. The page is made
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from category_batch import CategoryBatch
+from own_words import own_words
 
 from complete_verifier.results.atomic import write_text_atomically
 from complete_verifier.results.compare import Comparison, compare, read_expected
@@ -56,14 +58,14 @@ class Category:
         return self.results / f"{self.name.replace('/', '-')}.json"
 
     @property
-    def instances(self) -> Path:
-        """The instances with the time limits they were last run with."""
-        return self.records.with_suffix(".csv")
+    def batch(self) -> CategoryBatch:
+        """Its runs."""
+        return CategoryBatch(self.config, self.folder, self.records)
 
     @property
     def longest(self) -> float:
         """The longest of these limits, in seconds."""
-        lines = self.instances.read_text(encoding="utf-8").splitlines()
+        lines = self.batch.instances.read_text(encoding="utf-8").splitlines()
         return max(float(line.split(",")[2]) for line in lines)
 
 
@@ -81,19 +83,10 @@ def categories(benchmarks: Path, results: Path, only: Sequence[str]) -> Iterator
 
 def run(category: Category, limit: float, flags: Sequence[str]) -> int:
     """Run what is left of one category; returns the batch's exit code."""
-    capped = category.instances
     lines = (category.folder / "instances.csv").read_text(encoding="utf-8").splitlines()
     fields = [line.split(",") for line in lines if line.strip()]
-    rows = [f"{onnx},{vnnlib},{min(float(seconds), limit):g}\n" for onnx, vnnlib, seconds in fields]
-    write_text_atomically(capped, "".join(rows))
-    command = [sys.executable, str(ROOT / "scripts" / "run_batch.py"), "--"]
-    command += ["--config", str(category.config), "--root_path", str(category.folder)]
-    command += ["--csv_name", str(capped), "--result_json", str(category.records), "--resume"]
-    counterexamples = category.results / "counterexamples" / f"{category.records.stem}.txt"
-    counterexamples.parent.mkdir(exist_ok=True)
-    command += ["--cex_path", str(counterexamples), "--results_file", "", *flags]
-    with category.records.with_suffix(".log").open("a", encoding="utf-8") as log:
-        return subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    rows = [f"{onnx},{vnnlib},{min(float(seconds), limit):g}" for onnx, vnnlib, seconds in fields]
+    return category.batch.run(rows, flags)
 
 
 def judge(category: Category) -> tuple[Score, tuple[Comparison, ...]]:
@@ -139,11 +132,7 @@ def _rows(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and score; returns 1 where an answer is wrong or a batch broke off."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    flags: list[str] = []
-    if "--" in words:
-        place = words.index("--")
-        words, flags = words[:place], words[place + 1 :]
+    words, flags = own_words(arguments)
     parser = argparse.ArgumentParser(description="Run VNN-COMP categories and write a page.")
     parser.add_argument("benchmarks", type=Path)
     parser.add_argument("results", type=Path)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from category_batch import CategoryBatch
+from own_words import own_words
+
 from auto_LiRPA_patches.errors import VerifierError
 from complete_verifier.replay import replays
-from complete_verifier.results.atomic import write_text_atomically
+from complete_verifier.results.compare import names_same_file
 from complete_verifier.results.record_file import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,34 +95,24 @@ class Run:
         """Run what is left of it."""
         crowding = max(1.0, self.ranks / (os.cpu_count() or 1))
         rows = [line.rsplit(",", 1)[0] for line in self.category.lines(self.benchmarks)]
-        instances = self.records.with_suffix(".csv")
-        text = "".join(f"{row},{limit * crowding:g}\n" for row in rows)
-        write_text_atomically(instances, text)
-        command = [sys.executable, str(ROOT / "scripts" / "run_batch.py")]
-        if self.ranks > 1:
-            command += ["--nproc_per_node", str(self.ranks)]
-        command += ["--", "--config", str(ROOT / "exp_configs" / self.category.config)]
-        command += ["--root_path", str(self.category.root(self.benchmarks))]
-        command += ["--csv_name", str(instances), "--results_file", "", "--resume"]
-        command += ["--result_json", str(self.records), *self.category.flags]
-        command += ["--cex_path", str(self.records.with_suffix(".cex")), *flags]
-        with self.records.with_suffix(".log").open("a", encoding="utf-8") as log:
-            subprocess.run(command, stdout=log, stderr=log, check=False)
+        config = ROOT / "exp_configs" / self.category.config
+        batch = CategoryBatch(config, self.category.root(self.benchmarks), self.records)
+        lines = [f"{row},{limit * crowding:g}" for row in rows]
+        batch.run(lines, (*self.category.flags, *flags), self.ranks)
 
-    def found(self) -> dict[str, Mapping[str, Any]]:
-        """Its records by network and property."""
+    def found(self) -> list[Mapping[str, Any] | None]:
+        """The record of each of its instances, None where there is none."""
         records = read_records(self.records) if self.records.exists() else ()
-        return {_name(record): record for record in records}
+        return [_record_of(line, records) for line in self.category.lines(self.benchmarks)]
 
 
-def _name(record: Mapping[str, Any]) -> str:
-    return _stem(f"{record['onnx']},{record['vnnlib']},")
-
-
-def _stem(line: str) -> str:
-    """Network and property of a row of instances.csv, without folders and without ``.gz``."""
-    onnx, vnnlib = (Path(part.strip()).name.removesuffix(".gz") for part in line.split(",")[:2])
-    return f"{onnx} {vnnlib}"
+def _record_of(line: str, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The record of a row of instances.csv."""
+    onnx, vnnlib = (part.strip() for part in line.split(",")[:2])
+    for record in records:
+        if names_same_file(record["onnx"], onnx) and names_same_file(record["vnnlib"], vnnlib):
+            return record
+    return None
 
 
 def faults(records: Sequence[Mapping[str, Any] | None], ranks: Sequence[int]) -> Iterator[str]:
@@ -152,29 +144,24 @@ def _replays(record: Mapping[str, Any]) -> bool:
 
 def compare(runs: Sequence[Run]) -> tuple[int, int]:
     """Print a category's rows, one run for each number of ranks; instances, and those at fault."""
-    found = [run.found() for run in runs]
-    ranks = [run.ranks for run in runs]
+    category, ranks = runs[0].category, [run.ranks for run in runs]
+    lines = category.lines(runs[0].benchmarks)
     bad = 0
-    names = [_stem(line) for line in runs[0].category.lines(runs[0].benchmarks)]
-    for name in names:
-        records = [own.get(name) for own in found]
+    for line, *records in zip(lines, *(run.found() for run in runs), strict=True):
         wrong = list(faults(records, ranks))
         bad += bool(wrong)
         cells = [
             "missing" if r is None else f"{r['verdict']} {r['seconds']['total']:.1f} s"
             for r in records
         ]
-        print(f"| {runs[0].category.name} {name} | {' | '.join(cells)} | {'; '.join(wrong)} |")
-    return len(names), bad
+        name = " ".join(Path(part).name for part in line.split(",")[:2])
+        print(f"| {category.name} {name} | {' | '.join(cells)} | {'; '.join(wrong)} |")
+    return len(lines), bad
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and compare; the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    flags: list[str] = []
-    if "--" in words:
-        place = words.index("--")
-        words, flags = words[:place], words[place + 1 :]
+    words, flags = own_words(arguments)
     parser = argparse.ArgumentParser(description="The same verdicts on any number of ranks.")
     parser.add_argument("benchmarks", type=Path)
     parser.add_argument("results", type=Path)

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from own_words import own_words
+
 ROOT = Path(__file__).resolve().parent.parent
 _COUNTS = ("rounds", "domains_visited", "domains_left", "lower_bound")
 
@@ -62,9 +64,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare two runs of the instance on the command line."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    flags = words[words.index("--") + 1 :] if "--" in words else []
-    own = words[: words.index("--")] if "--" in words else words
+    own, flags = own_words(arguments)
     parser = argparse.ArgumentParser(description="Run one instance twice and compare the bits.")
     parser.add_argument("onnx", type=Path)
     parser.add_argument("vnnlib", type=Path)

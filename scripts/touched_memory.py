@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-# Numbers of <malloc.h>.
-_TRIM_THRESHOLD = -1
-_NEVER = (1 << 31) - 1
-_BLOCK = 16 << 20  # below the size that `keep_freed_memory` lets the C library map by itself
+from complete_verifier.heap import keep_freed_memory
+
+_MOST = (1 << 31) - 1  # what the C library takes for "always"
+_BLOCK = 16 << 20  # small enough to be kept
 
 
 def touch_memory(num_bytes: int) -> None:
@@ -16,10 +16,7 @@ def touch_memory(num_bytes: int) -> None:
     A profiler's records lie between the tensors of the work it watches, so that these are pushed
     into fresh pages without end: a tenth of that work's time, which it does not take unwatched.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    mallopt(_TRIM_THRESHOLD, _NEVER)
+    keep_freed_memory(_MOST)
     blocks = [bytearray(_BLOCK) for _ in range(num_bytes // _BLOCK)]
     for block in blocks:
         ctypes.memset((ctypes.c_char * len(block)).from_buffer(block), 1, len(block))

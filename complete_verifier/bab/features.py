@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
-from auto_LiRPA_patches.engine.subproblems import has_kink, splittable
+from auto_LiRPA_patches.engine.subproblems import splittable
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.base import num_elements
 from auto_LiRPA_patches.operators.interval import Interval
@@ -112,13 +112,13 @@ class Features:
         for activation in root.graph.relaxed:
             if activation not in root.alphas:
                 continue
-            if not curves_too and not has_kink(root.graph, activation):
+            operator = root.graph.nodes[activation].operator
+            kink = operator.kink if isinstance(operator, Activation) else None
+            if kink is None and not curves_too:
                 continue
             source = root.graph.nodes[activation].inputs[0]
             index = root.features.get(activation)
             shared = _shared_out(root.graph, source, index)
-            operator = root.graph.nodes[activation].operator
-            kink = operator.kink if isinstance(operator, Activation) else None
             kinds = int(root.alphas[activation].shape[0])
             span = FeatureSpan(
                 activation,

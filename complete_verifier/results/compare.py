@@ -131,8 +131,8 @@ def _compare_one(expectation: Expectation, records: Sequence[Mapping[str, Any]])
     found = [
         record
         for record in records
-        if _names_same_file(str(record.get("onnx")), expectation.onnx)
-        and _names_same_file(str(record.get("vnnlib")), expectation.vnnlib)
+        if names_same_file(str(record.get("onnx")), expectation.onnx)
+        and names_same_file(str(record.get("vnnlib")), expectation.vnnlib)
     ]
     if not found:
         return Comparison(expectation, None, None, Outcome.MISSING)
@@ -158,7 +158,7 @@ def _outcome(verdict: str, expected: str) -> Outcome:
     return Outcome.AGREES if verdict == expected else Outcome.CONTRADICTS
 
 
-def _names_same_file(path: str, expected: str) -> bool:
+def names_same_file(path: str, expected: str) -> bool:
     """Whether `expected` is the tail of `path`, whole folders compared."""
     parts, tail = (Path(name.removesuffix(".gz")).parts for name in (path, expected))
     return len(tail) <= len(parts) and parts[len(parts) - len(tail) :] == tail

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tables.ranks import RunFailedError, Setting, bound, split, verify
-from tables.table import MEGABYTE, Bars, Table, worst
+from tables.table import MEGABYTE, Bars, Table
+from tables.verifications import highest_peak
 
 NETWORK = "mlp:2048x4"
 WORLDS = (1, 2, 4)
@@ -75,9 +76,7 @@ def _domains(setting: Setting) -> list[tuple[object, ...]]:
         counts.add(record["bab"]["domains_visited"])
         if len(counts) > 1:
             raise RunFailedError(f"shard_domains: other work on {ranks} ranks: {sorted(counts)}")
-        memory = record["memory"]
-        peak = worst(memory["peak_bytes"])
-        kinds = memory["peak_by_kind"][memory["peak_bytes"].index(peak)]
+        peak, kinds = highest_peak(record)
         wall = record["seconds"]["total"]
         name = f"shard_domains, P={ranks}"
         rows.append((name, "256x6", ranks, peak / MEGABYTE, _weights(kinds), None, wall))

@@ -69,10 +69,8 @@ def split(setting: Setting, network: str, ranks: int, *flags: str) -> list[dict[
 def _worked(setting: Setting, worker: Path, network: str, ranks: int, flags: Sequence[str]) -> Any:
     """What a worker reports; kept in the folder, so that a run that was broken off can go on."""
     words = (worker.stem, network, str(ranks), setting.device, str(setting.threads), *flags)
-    name = re.sub(r"[^A-Za-z0-9.]+", "_", "_".join(Path(word).name for word in words))
-    kept = (setting.folder / "records" / f"{name}.json").resolve()
+    kept = _record_path(setting, words)
     if not (setting.resume and kept.exists()):
-        kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
             out = Path(scratch) / "out.json"
             arguments = [network, "--out", str(out), "--device", setting.device, *flags]
@@ -83,10 +81,7 @@ def _worked(setting: Setting, worker: Path, network: str, ranks: int, flags: Seq
 
 def verify(setting: Setting, config: str, ranks: int, *flags: str) -> dict[str, Any]:
     """Verify the one instance of a config of exp_configs/fsdp; returns its record."""
-    words = (config, str(ranks), *(Path(flag).name for flag in flags))
-    name = re.sub(r"[^A-Za-z0-9.]+", "_", "_".join(words))
-    out = (setting.folder / "records" / f"{name}.json").resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = _record_path(setting, (config, str(ranks), *flags))
     if setting.resume and (record := _finished(out)) is not None:
         return record
     arguments = [str(ROOT / "abcrown.py"), "--config"]
@@ -98,6 +93,14 @@ def verify(setting: Setting, config: str, ranks: int, *flags: str) -> dict[str, 
     if found is None:
         raise RunFailedError(f"{config} on {ranks} rank(s) ended in an error; see {out}")
     return found
+
+
+def _record_path(setting: Setting, words: Sequence[str]) -> Path:
+    """Where the report of a run with these arguments lies; the folder is made."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "_", "_".join(Path(word).name for word in words))
+    path = (setting.folder / "records" / f"{name}.json").resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _finished(out: Path) -> dict[str, Any] | None:

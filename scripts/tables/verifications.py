@@ -70,9 +70,7 @@ def compare(
 def _row(
     case: Case, ranks: int, record: dict[str, Any], reference: dict[str, Any]
 ) -> tuple[Any, ...]:
-    memory = record["memory"]
-    peak = worst(memory["peak_bytes"])
-    kinds = memory["peak_by_kind"][memory["peak_bytes"].index(peak)]
+    peak, kinds = highest_peak(record)
     published = {1: case.paper_one, 2: case.paper_two}.get(ranks)
     seconds = record["seconds"]["total"]
     return (
@@ -92,6 +90,13 @@ def _row(
         seconds,
         seconds / reference["seconds"]["total"],
     )
+
+
+def highest_peak(record: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    """The peak of the rank that has the highest, bytes; and what it consists of, by kind."""
+    memory = record["memory"]
+    peak = worst(memory["peak_bytes"])
+    return peak, memory["peak_by_kind"][memory["peak_bytes"].index(peak)]
 
 
 def agreement(record: dict[str, Any], reference: dict[str, Any]) -> str:
