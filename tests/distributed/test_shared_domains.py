@@ -39,6 +39,7 @@ from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Region
 from tests.distributed.ranks import RankFailure, RankPool
+from tests.unit.bab.test_mixed_branching import Attention
 from tests.unit.bounds.region_cases import at_most, mlp, region
 
 pytestmark = pytest.mark.distributed
@@ -164,6 +165,22 @@ def test_synchronous_rounds_are_those_of_one_rank_bit_for_bit(
             assert outcome == alone
             assert own_rounds == rounds
             assert own_largest < 0.75 * largest
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_rounds_beside_softmax_and_products_are_those_of_one_rank(
+    rank_pool: RankPool, fsdp: bool
+) -> None:
+    torch.manual_seed(1)
+    module, settings = Attention().eval(), replace(SYNCHRONOUS, max_iterations=4)
+    where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], 0.0), at_most([-1.0, 1.0], -0.1))
+    alone, rounds, _ = alone_on(module, where, settings, False)
+    assert len(rounds) == 5 and rounds[-1][1] > 20 and alone.fingerprint != 0
+    for size in WORLDS:
+        for outcome, own_rounds, _ in on_ranks(
+            rank_pool, search, size, module, where, settings, fsdp
+        ):
+            assert (outcome, own_rounds) == (alone, rounds)
 
 
 @pytest.mark.parametrize(("gap", "expected"), [(2e-3, Ending.PROVEN), (-2e-3, Ending.VIOLATED)])
