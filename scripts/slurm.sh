@@ -22,7 +22,9 @@ if ((ranks == 0)); then
   export SRUN_CPUS_PER_TASK="$ranks"
 fi
 # The ranks meet at the first node of the job; the port follows the job, so that two can share it.
-first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+# Read to its end: behind `head`, scontrol would now and then die of a closed pipe, and the job with it.
+nodes="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+first="${nodes%%$'\n'*}"
 exec srun --kill-on-bad-exit=1 "${ABCROWN_PYTHON:-python}" -m torch.distributed.run \
   --nnodes "$SLURM_JOB_NUM_NODES" --nproc_per_node "$ranks" \
   --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d \

@@ -14,6 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "slurm.sh"
 
 
+SCONTROL = """case "$*" in
+  "show hostnames node[7-8]") printf 'node7\\nnode8\\n' ;;
+  "show hostnames many") seq -f 'node%.0f' 1 50000 ;;
+  *) exit 1 ;;
+esac"""
+
+
 def submit(
     tmp_path: Path, folder: Path, *flags: str, **slurm: str
 ) -> subprocess.CompletedProcess[str]:
@@ -21,7 +28,7 @@ def submit(
     programs.mkdir()
     for name, text in (
         ("srun", 'printf "%s\\n" "threads=${OMP_NUM_THREADS:-} ${SRUN_CPUS_PER_TASK:-}" "$@"'),
-        ("scontrol", '[[ "$*" == "show hostnames node[7-8]" ]] && printf "node7\\nnode8\\n"'),
+        ("scontrol", SCONTROL),
     ):
         (programs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (programs / name).chmod(0o755)
@@ -56,9 +63,18 @@ def test_every_gpu_of_every_node_gets_a_rank(tmp_path: Path) -> None:
 
 def test_without_gpus_every_core_gets_a_rank_of_one_thread(tmp_path: Path) -> None:
     run = submit(tmp_path, ROOT, **JOB, CPUS_PER_TASK="8")
+    assert run.returncode == 0, run.stderr
     words = run.stdout.splitlines()
     assert words[0] == "threads=1 8"
     assert words[words.index("--nproc_per_node") + 1] == "8"
+
+
+def test_a_list_longer_than_a_pipe_holds_is_read_to_its_end(tmp_path: Path) -> None:
+    """Whoever stops reading at the first node kills `scontrol`, and with it the job."""
+    run = submit(tmp_path, ROOT, **(JOB | {"JOB_NODELIST": "many"}), GPUS_ON_NODE="1")
+    assert run.returncode == 0, run.stderr
+    words = run.stdout.splitlines()
+    assert words[words.index("--rdzv_endpoint") + 1] == "node1:21234"
 
 
 def test_outside_of_slurm_it_says_so(tmp_path: Path) -> None:
