@@ -64,7 +64,12 @@ class Session:
     def weights(self) -> WeightSource:
         """An empty store for one network's parameters: sharded over the data axis under fsdp."""
         if self.config.parallel.fsdp:
-            return ShardedWeights(self.ranks.data, prefetch=self.config.parallel.fsdp_prefetch)
+            parallel = self.config.parallel
+            return ShardedWeights(
+                self.ranks.data,
+                prefetch=parallel.fsdp_prefetch,
+                shared_memory=parallel.fsdp_shared_memory,
+            )
         return OneRankWeights()
 
 

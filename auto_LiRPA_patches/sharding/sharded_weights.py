@@ -7,8 +7,9 @@ Shapes (R ranks on the axis, n elements in the parameter, c = ceil(n / R)):
     gathered   [R * c]         fresh buffer; its first n elements, shaped, are the weight
 
 Communication: a packet of fixed size per gather (`gather_packet`), which carries a small weight
-whole; of a larger one, c elements follow in a second message. Nothing is computed with the data,
-so a gathered weight equals the registered one bit for bit.
+whole; of a larger one, c elements follow in a second message, or are read from the other ranks'
+memory where all share a host (`host_slices`). Nothing is computed with the data, so a gathered
+weight equals the registered one bit for bit.
 
 Why the packet. Two ranks that gather equally shaped weights in different order receive mixed
 weights without any error, and the bounds computed from them prove something about no network at
@@ -34,17 +35,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.errors import RanksDisagreeError
-from auto_LiRPA_patches.sharding.collectives import Communicator, PendingGather
+from auto_LiRPA_patches.sharding.collectives import Communicator
 from auto_LiRPA_patches.sharding.gather_order import GatherOrder
-from auto_LiRPA_patches.sharding.gather_packet import Header, Packet, fits
+from auto_LiRPA_patches.sharding.gather_packet import INLINE_BYTES, Header, Packet, fits
+from auto_LiRPA_patches.sharding.host_slices import HostSlices
+from auto_LiRPA_patches.sharding.huge_pages import prefer_huge_pages
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as
 from auto_LiRPA_patches.sharding.weights import (
     ParameterShare,
@@ -63,13 +67,38 @@ _NOTHING = -1
 _NEXT = 2  # place in a plan of the weight asked for next
 
 
+class _Slices(Protocol):
+    """All ranks' slices of a weight, there or on their way."""
+
+    def wait(self) -> Tensor:
+        """``[R, c]``."""
+
+    def drop(self) -> None:
+        """They are not wanted."""
+
+
+@dataclass
+class _ReadWhenUsed:
+    """Slices in other ranks' memory: nothing is whole before they are waited for."""
+
+    host: HostSlices
+    index: int
+    room: Callable[[], Tensor]
+
+    def wait(self) -> Tensor:
+        return self.host.read(self.index, self.room())
+
+    def drop(self) -> None:
+        pass
+
+
 @dataclass
 class _Ticket:
     """One weight on its way: first its packet, then, if it did not fit there, its slices."""
 
     handle: WeightHandle
     packet: Packet
-    slices: PendingGather | None = None
+    slices: _Slices | None = None
 
     def holds(self, handle: WeightHandle, part: Tensor) -> bool:
         """Whether it is the weight `handle`, here or on its way."""
@@ -79,7 +108,9 @@ class _Ticket:
 class ShardedWeights(WeightSource):
     """Keep 1/R of every parameter; no reference to a registered tensor survives `register`."""
 
-    def __init__(self, communicator: Communicator, *, prefetch: bool = False) -> None:
+    def __init__(
+        self, communicator: Communicator, *, prefetch: bool = False, shared_memory: bool = True
+    ) -> None:
         """Share weights over `communicator`, normally the data axis.
 
         All its ranks must register and gather in the same order.
@@ -87,9 +118,12 @@ class ShardedWeights(WeightSource):
         Args:
             prefetch: fetch the next weight while the present one is in use. Changes time and
                 memory (one more layer), never a weight; the same on all ranks.
+            shared_memory: where all ranks are on one host, read their slices instead of sending
+                them. Changes time, never a weight; the same on all ranks.
         """
         super().__init__()
         self._communicator = communicator
+        self._host = HostSlices(communicator) if shared_memory and communicator.size > 1 else None
         self._slices: list[Tensor] = []
         self._strides: list[tuple[int, ...]] = []
         self._uses: list[int] = []
@@ -153,7 +187,11 @@ class ShardedWeights(WeightSource):
 
     def empty_like(self) -> ShardedWeights:
         """Return a source over the same ranks."""
-        return ShardedWeights(self._communicator, prefetch=self._order is not None)
+        return ShardedWeights(
+            self._communicator,
+            prefetch=self._order is not None,
+            shared_memory=self._host is not None,
+        )
 
     def held(self) -> tuple[Tensor, ...]:
         """Return this rank's slices."""
@@ -179,7 +217,7 @@ class ShardedWeights(WeightSource):
     # -- private ---------------------------------------------------------------------------
 
     def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
-        self._slices.append(self._cut(tensor))
+        self._slices.append(self._cut(tensor, self._room(handle, tensor)))
         self._strides.append(dense_strides(tensor))
         self._uses.append(0)
 
@@ -191,16 +229,26 @@ class ShardedWeights(WeightSource):
         return f" sha256 {hashlib.sha256(elements.numpy().data).hexdigest()[:_CONTENT_HEX_DIGITS]}"
 
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:
-        return same_bits(self._slices[handle.index], self._cut(tensor))
+        kept = self._slices[handle.index]
+        return same_bits(kept, self._cut(tensor, torch.zeros_like(kept)))
 
-    def _cut(self, tensor: Tensor) -> Tensor:
+    def _room(self, handle: WeightHandle, tensor: Tensor) -> Tensor:
+        """Zeros ``[c]`` for this rank's slice, where the other ranks of the host can read them."""
+        length = -(-tensor.numel() // self._communicator.size)
+        room = None
+        is_large = length * tensor.dtype.itemsize > INLINE_BYTES
+        if self._host is not None and is_large and tensor.device.type == "cpu":
+            room = self._host.place(handle.index, length, tensor.dtype)
+        if room is None:
+            room = torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
+        count_as(MemoryKind.WEIGHTS, room)
+        return room
+
+    def _cut(self, tensor: Tensor, padded: Tensor) -> Tensor:
         """Copy this rank's slice ([c], zero-padded) out of the whole tensor."""
-        ranks, rank = self._communicator.size, self._communicator.rank
-        length = -(-tensor.numel() // ranks)
+        rank, length = self._communicator.rank, padded.numel()
         part = in_memory_order(tensor)[rank * length : (rank + 1) * length]
-        padded = torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
         padded[: part.numel()] = part
-        count_as(MemoryKind.WEIGHTS, padded)
         return padded
 
     def _assemble(self, handle: WeightHandle) -> Tensor:
@@ -231,12 +279,22 @@ class ShardedWeights(WeightSource):
         self._check_packets()
         ticket = self._take_ticket(handle) or said
         if buffer is not None:
-            ticket.slices = self._communicator.start_all_gather(part, buffer)
+            ticket.slices = self._fetch(handle, buffer)
         return ticket
+
+    def _fetch(self, handle: WeightHandle, buffer: Tensor | None = None) -> _Slices:
+        """Begin to put a large weight together, as all ranks do now; into `buffer` if given."""
+        part = self._slices[handle.index]
+        if self._host is not None and part.device.type == "cpu" and self._host.meet():
+            return _ReadWhenUsed(
+                self._host, handle.index, lambda: self._whole(part) if buffer is None else buffer
+            )
+        into = self._whole(part) if buffer is None else buffer
+        return self._communicator.start_all_gather(part, into)
 
     def _whole(self, part: Tensor) -> Tensor:
         """Room for all ranks' slices, ``[R, c]``."""
-        buffer = self._communicator.gather_buffer(part)
+        buffer = prefer_huge_pages(self._communicator.gather_buffer(part))
         count_as(MemoryKind.GATHERED, buffer)
         return buffer
 
@@ -289,11 +347,9 @@ class ShardedWeights(WeightSource):
             self._tickets.append(first)
             self._tickets.extend(self._announce(asked, handle, plan) for handle in new[1:])
         for ticket in list(self._tickets)[:agreed]:
-            part = self._slices[ticket.handle.index]
-            if not fits(part):
+            if not fits(self._slices[ticket.handle.index]):
                 if ticket.slices is None:
-                    into = self._whole(part)
-                    ticket.slices = self._communicator.start_all_gather(part, into)
+                    ticket.slices = self._fetch(ticket.handle)
                 break
 
     def _drop_tickets(self, count: int) -> None:
@@ -301,7 +357,7 @@ class ShardedWeights(WeightSource):
         for _ in range(count):
             ticket = self._tickets.popleft()
             if ticket.slices is not None:
-                ticket.slices.wait()
+                ticket.slices.drop()
 
     def _check_packets(self) -> None:
         """Compare every rank's headers of all packets sent; all ranks conclude the same."""

@@ -44,3 +44,8 @@ class ParallelConfig(Section):
     fsdp_prefetch: bool = option(
         True, "--fsdp_prefetch", "Gather the next layer while the current one computes."
     )
+    fsdp_shared_memory: bool = option(
+        True,
+        "--fsdp_shared_memory",
+        "Read the weights of ranks of the same host from their memory instead of sending them.",
+    )

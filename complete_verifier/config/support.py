@@ -309,6 +309,7 @@ SUPPORT: Mapping[str, Support] = {
     "parallel.backend": _DONE,
     "parallel.timeout": _DONE,
     "parallel.fsdp_prefetch": _DONE,
+    "parallel.fsdp_shared_memory": _DONE,
 }
 
 

@@ -31,8 +31,8 @@ def _layer(index: int) -> Tensor:
     return torch.randn(SIZES[index], generator=torch.Generator().manual_seed(index))
 
 
-def _sharded(ranks: Ranks) -> tuple[ShardedWeights, list[WeightHandle]]:
-    source = ShardedWeights(ranks.data, prefetch=True)
+def _sharded(ranks: Ranks, shared_memory: bool = True) -> tuple[ShardedWeights, list[WeightHandle]]:
+    source = ShardedWeights(ranks.data, prefetch=True, shared_memory=shared_memory)
     return source, [source.register(f"layer{i}", _layer(i)) for i in range(LAYERS)]
 
 
@@ -65,9 +65,9 @@ def passes() -> list[int]:
 # -- run by every rank ---------------------------------------------------------------------
 
 
-def gather_many(ranks: Ranks, hints: bool) -> tuple[list[int], int, int, int]:
+def gather_many(ranks: Ranks, hints: bool, shared: bool) -> tuple[list[int], int, int, int]:
     """Wrong positions, most large layers alive, fetches used that were begun early, leftovers."""
-    source, handles = _sharded(ranks)
+    source, handles = _sharded(ranks, shared)
     watch, wrong, early = Watch(), [], 0
     for position, index in enumerate(passes()):
         if hints and index == LAYERS - 1:
@@ -97,9 +97,9 @@ def gather_once_per_call(ranks: Ranks) -> tuple[bool, bool, int]:
     return same, again, 0 if storage() is None else 1
 
 
-def stray(ranks: Ranks, after: int, index: int, to: int = 0) -> str:
+def stray(ranks: Ranks, after: int, index: int, to: int = 0, shared: bool = True) -> str:
     """Rank 1 gathers another layer than the others after so many passes."""
-    source, handles = _sharded(ranks)
+    source, handles = _sharded(ranks, shared)
     for _ in range(after):
         for handle in handles:
             source.gather(handle)
@@ -112,9 +112,9 @@ def stray(ranks: Ranks, after: int, index: int, to: int = 0) -> str:
     return "no error"
 
 
-def guess_otherwise(ranks: Ranks, after: int) -> str:
+def guess_otherwise(ranks: Ranks, after: int, shared: bool) -> str:
     """The likely bug of the protocol: on rank 1 the guesses of what comes next go another way."""
-    source, handles = _sharded(ranks)
+    source, handles = _sharded(ranks, shared)
     guess = source._order.upcoming
     calls = []
 
@@ -140,10 +140,11 @@ def guess_otherwise(ranks: Ranks, after: int) -> str:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("hints", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
 def test_fetched_weights_have_their_bits_whatever_was_guessed(
-    rank_pool: RankPool, world_size: int, hints: bool
+    rank_pool: RankPool, world_size: int, hints: bool, shared: bool
 ) -> None:
-    found = rank_pool.run(gather_many, world_size, hints)
+    found = rank_pool.run(gather_many, world_size, hints, shared)
     for wrong, most, early, left in found:
         assert wrong == [] and left == 0
         assert most == 2
@@ -158,11 +159,12 @@ def test_a_weight_used_twice_in_one_call_is_gathered_once(rank_pool: RankPool) -
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("after", [0, 4])
 @pytest.mark.parametrize("index", [1, 2, 3])
+@pytest.mark.parametrize("shared", [False, True])
 def test_a_rank_that_strays_ends_the_run_with_both_names(
-    rank_pool: RankPool, world_size: int, after: int, index: int
+    rank_pool: RankPool, world_size: int, after: int, index: int, shared: bool
 ) -> None:
     """After 4 passes the next layers are on their way already when rank 1 takes another."""
-    for message in rank_pool.run(stray, world_size, after, index, collective_timeout=10):
+    for message in rank_pool.run(stray, world_size, after, index, 0, shared, collective_timeout=10):
         assert f'rank 0 gathers "layer{index}"' in message
         assert 'rank 1 gathers "layer0"' in message
 
@@ -175,11 +177,12 @@ def test_a_rank_that_skips_a_layer_ends_the_run_with_both_names(rank_pool: RankP
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 6])
+@pytest.mark.parametrize("shared", [False, True])
 def test_ranks_that_fetch_different_layers_ahead_are_told_both_names(
-    rank_pool: RankPool, after: int
+    rank_pool: RankPool, after: int, shared: bool
 ) -> None:
     """Wherever in its passes: messages of different size would abort the process instead."""
-    for message in rank_pool.run(guess_otherwise, 2, after, collective_timeout=10):
+    for message in rank_pool.run(guess_otherwise, 2, after, shared, collective_timeout=10):
         found = re.findall(r'rank (\d) gathers "\w+" for use \d and "(\w+)" next', message)
         assert [rank for rank, _ in found] == ["0", "1"], message
         assert found[0][1] != found[1][1] == "layer0"

@@ -30,6 +30,7 @@ NEW_KEYS = {
     "parallel.backend": ("auto", "--backend"),
     "parallel.timeout": (600.0, "--parallel_timeout"),
     "parallel.fsdp_prefetch": (True, "--fsdp_prefetch"),
+    "parallel.fsdp_shared_memory": (True, "--fsdp_shared_memory"),
     "bab.force_synchronous": (False, "--force_synchronous"),
     "general.result_json": (None, "--result_json"),
     "general.measure_memory": (False, "--measure_memory"),
