@@ -52,9 +52,10 @@ def lower_bounds(
             if bias is None:
                 shape = (rows.count, box.lower.shape[0])
                 return torch.zeros(shape, dtype=box.lower.dtype, device=box.lower.device)
-            return overflow_to_nan(bias)
+            return graph.neurons.agreed(overflow_to_nan(bias))
         value = concretize(coeffs.flatten(2), box)
-        return overflow_to_nan(value if bias is None else value + bias)
+        value = overflow_to_nan(value if bias is None else value + bias)
+        return graph.neurons.agreed(value)
 
 
 def input_form(

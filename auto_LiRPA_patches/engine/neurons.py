@@ -17,7 +17,12 @@ from torch import Tensor
 
 from auto_LiRPA_patches.errors import SoundnessError
 from auto_LiRPA_patches.operators.interval import Interval
-from auto_LiRPA_patches.sharding.collectives import Communicator, own_columns, total_of_parts
+from auto_LiRPA_patches.sharding.collectives import (
+    Communicator,
+    of_first_rank,
+    own_columns,
+    total_of_parts,
+)
 from auto_LiRPA_patches.sharding.slices import Slices
 
 
@@ -39,6 +44,16 @@ class Neurons:
     def total(self, partial: Tensor) -> Tensor:
         """The sum over ranks of what each has of a value; replicated."""
         return total_of_parts(self.group, partial)
+
+    def agreed(self, value: Tensor) -> Tensor:
+        """What all ranks computed, as the first has it: slopes, steps and splits hang on it."""
+        return of_first_rank(self.group, value)
+
+    def agreed_bounds(self, node: int, bounds: Interval) -> Interval:
+        """Bounds of a node as the first rank has them; of a split node, as they are."""
+        if node in self.split or self.group.size == 1:
+            return bounds
+        return Interval(self.agreed(bounds.lower), self.agreed(bounds.upper))
 
     def count(self, node: int, own: int) -> int:
         """Neurons of all ranks, where this one holds `own`."""

@@ -50,9 +50,10 @@ class Relaxations:
             if entry.operator is None:
                 raise ValueError(f"{entry.name}: a second input")
             with torch.no_grad():
-                self.bounds[index] = entry.operator.interval(
+                image = entry.operator.interval(
                     self.graph.weights, *(self.bounds[source].detach() for source in entry.inputs)
                 )
+                self.bounds[index] = self.graph.neurons.agreed_bounds(index, image)
         return self.bounds[node]
 
     def over(self, bounds: Mapping[int, Interval]) -> Relaxations:

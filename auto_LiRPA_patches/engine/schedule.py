@@ -186,7 +186,7 @@ def interval_rows(state: Relaxations, rows: Rows) -> Tensor:
         lower = concretize(coeffs.flatten(2), bounds)
         if node in graph.neurons.split:
             lower = graph.neurons.total(lower)
-        return overflow_to_nan(lower if bias is None else lower + bias)
+        return graph.neurons.agreed(overflow_to_nan(lower if bias is None else lower + bias))
 
 
 def crown_interval(

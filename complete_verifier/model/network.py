@@ -46,8 +46,9 @@ class Network:
                 f"expected inputs of shape [B, {', '.join(map(str, self.input_shape))}] or "
                 f"[B, {self.num_inputs}], got {list(x.shape)}."
             )
-        x = x.to(device=self.graph.device, dtype=self.graph.precision)
-        return self.graph.forward(x.reshape(x.shape[0], *self.input_shape)).flatten(1)
+        agreed = self.graph.neurons.agreed
+        x = agreed(x.to(device=self.graph.device, dtype=self.graph.precision))
+        return agreed(self.graph.forward(x.reshape(x.shape[0], *self.input_shape)).flatten(1))
 
 
 Read: TypeAlias = "tuple[Network, Recorded | None]"

@@ -29,6 +29,7 @@ from auto_LiRPA_patches.engine.schedule import (
     interval_rows,
 )
 from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
+from auto_LiRPA_patches.errors import SoundnessError
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.linear_tp import AllNeurons, BoundLinearTPRow, OwnNeurons
 from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks
@@ -175,8 +176,8 @@ def test_a_pass_sends_what_the_operators_say(rank_pool: RankPool) -> None:
         assert from_inside == 14 * (inputs[2] + 1) + 14 * boxes * sum(inputs[:2]) + 14 * boxes
 
 
-def with_bug(ranks: Ranks, name: str, bug: str) -> Tensor:
-    """`crown_of` with one of the likely mistakes in place."""
+def with_bug(ranks: Ranks, name: str, bug: str) -> Tensor | None:
+    """`crown_of` with one of the likely mistakes in place; None where the bounds cross."""
     plain = Communicator.all_reduce_sum
     row_offset = BoundLinearTPRow.offset
 
@@ -200,7 +201,10 @@ def with_bug(ranks: Ranks, name: str, bug: str) -> Tensor:
         "partial bias not summed": (Neurons, "total", local),
     }
     with mock.patch.object(*planted[bug]):
-        return crown_of(ranks, name)
+        try:
+            return crown_of(ranks, name)
+        except SoundnessError:
+            return None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def with_bug(ranks: Ranks, name: str, bug: str) -> Tensor:
 def test_a_mistake_in_a_sum_would_be_seen(rank_pool: RankPool, bug: str) -> None:
     (alone,) = rank_pool.run(crown_of, 1, "residual")
     for found in rank_pool.run(with_bug, 2, "residual", bug, tp=2):
-        assert difference(found, alone) > 1e-2
+        assert found is None or difference(found, alone) > 1e-2
 
 
 def test_interval_bounds_inside_zones_are_sound_and_no_tighter(rank_pool: RankPool) -> None:

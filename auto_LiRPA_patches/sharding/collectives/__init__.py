@@ -25,7 +25,11 @@ from auto_LiRPA_patches.sharding.collectives.differentiable import (
     share_among_tiles,
     sum_over_ranks,
 )
-from auto_LiRPA_patches.sharding.collectives.replicated import own_columns, total_of_parts
+from auto_LiRPA_patches.sharding.collectives.replicated import (
+    of_first_rank,
+    own_columns,
+    total_of_parts,
+)
 from auto_LiRPA_patches.sharding.collectives.world import Backend, Ranks, start, stop
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "PendingGather",
     "Ranks",
     "gather_rows",
+    "of_first_rank",
     "own_columns",
     "gather_rows_of_whole",
     "share_among_tiles",

@@ -39,11 +39,35 @@ def own_columns(communicator: Communicator, tensor: Tensor, start: int, stop: in
     return columns
 
 
+def of_first_rank(communicator: Communicator, tensor: Tensor) -> Tensor:
+    """`tensor` ([*shape], replicated up to rounding) as rank 0 has it, bit for bit.
+
+    Ranks of different make may round differently, and what is decided by such a number must be
+    decided alike. Its adjoint hands the gradient on as it is. Communication: one broadcast, none in
+    the gradient pass. With one rank `tensor` is returned.
+    """
+    if communicator.size == 1:
+        return tensor
+    first: Tensor = _OfFirstRank.apply(tensor, communicator)
+    return first
+
+
 class _TotalOfParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, communicator: Communicator) -> Tensor:
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         return communicator.all_reduce_sum(copy)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None
+
+
+class _OfFirstRank(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, communicator: Communicator) -> Tensor:
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return communicator.broadcast(copy)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
