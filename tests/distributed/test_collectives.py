@@ -141,14 +141,14 @@ def meet_at_different_calls(ranks: Ranks) -> str:
 
 def wait_for_nobody(ranks: Ranks) -> None:
     if ranks.world.rank == 1:
-        time.sleep(4)
+        time.sleep(7)
         return
     begun = time.monotonic()
     try:
         ranks.world.all_reduce_sum(torch.zeros(3))
     finally:
         seconds = time.monotonic() - begun
-        assert 1.5 < seconds < 3.5, seconds
+        assert 1.5 < seconds < 6, seconds
 
 
 def start_without_peers(ranks: Ranks, folder: str) -> None:

@@ -306,6 +306,7 @@ def test_the_time_limit_holds_on_a_network_that_takes_minutes(
     flags = ("--timeout", "4", "--pgd_order", order, "--pgd_steps", 100000)
     run = verify(onnx, text, *flags)
     assert run.verdict == "timeout" and run.code == 0
-    # 5 % + 2 s, and as much again for a machine that does something else at the same time.
-    assert time.monotonic() - start <= 4 * 1.05 + 2 + 4
-    assert run.records[0]["seconds"]["total"] <= 4 * 1.05 + 2 + 4
+    # 5 % + 2 s, and more for a machine that does something else at the same time: without a limit
+    # it would be minutes.
+    assert time.monotonic() - start <= 4 * 1.05 + 2 + 10
+    assert run.records[0]["seconds"]["total"] <= 4 * 1.05 + 2 + 10
