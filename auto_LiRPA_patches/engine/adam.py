@@ -113,14 +113,14 @@ class ProjectedAdam:
         # One fused pass over each tensor instead of seven.
         tensors = [tensor for tensor, _ in moved]
         moments = [self._moments[id(tensor)] for tensor in tensors]
-        step = torch.tensor(float(self._steps))
+        step = tensors[0].new_full((), float(self._steps), dtype=torch.float32)
         torch._fused_adam_(
             tensors,
             [gradient for _, gradient in moved],
             [first for first, _ in moments],
             [second for _, second in moments],
             [],
-            [step.to(tensor.device) for tensor in tensors],
+            [step] * len(tensors),
             lr=rate,
             beta1=_BETA1,
             beta2=_BETA2,

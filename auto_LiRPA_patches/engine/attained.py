@@ -58,7 +58,7 @@ def attained_values(
         for index in order:
             node = graph.nodes[index]
             if index in taken:
-                own = values[node.inputs[0]].unflatten(0, rows).flatten(2)
+                own = values[node.inputs[0]].reshape(*rows, -1)
                 found[index] = taken[index].lines.features(own)
                 if index in needed:
                     values[index] = taken[index].value(own).view(-1, *node.shape)

@@ -93,8 +93,11 @@ class Activation(Operator):
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
         if not isinstance(lines, LineStep):
             raise TypeError(f"{self.name}: an activation needs the lines of its input's bounds")
-        below, bias = lines.step(coeffs.flatten(2))
-        return (below.view(*coeffs.shape[:2], *self.input_shapes[0]),), bias
+        is_flat = len(self.input_shapes[0]) == 1
+        below, bias = lines.step(coeffs if is_flat else coeffs.flatten(2))
+        if not is_flat:
+            below = below.view(*coeffs.shape[:2], *self.input_shapes[0])
+        return (below,), bias
 
 
 def pick(values: Tensor, index: Tensor | None) -> Tensor:

@@ -195,11 +195,15 @@ def _step(
 ) -> tuple[Tensor, Tensor | None]:
     rows_shape = coeffs.shape[:2]
     rows = coeffs.flatten(0, 1)
-    below = operator.adjoint(weights, rows).unflatten(0, rows_shape)
+    # Shapes are changed only where they do change: branch and bound comes here so often that the
+    # calls alone are felt.
+    below = operator.adjoint(weights, rows)
+    below = below.view(*rows_shape, *below.shape[1:])
     vector = _offset_vector(operator, weights)
     if vector is None:
         return below, None
-    return below, (rows.flatten(1) @ vector).view(rows_shape)
+    flat = rows if rows.dim() == 2 else rows.flatten(1)
+    return below, torch.mv(flat, vector).view(rows_shape)
 
 
 def _offset_vector(operator: AffineOperator, weights: WeightSource) -> Tensor | None:

@@ -93,7 +93,8 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     """
     columns = matrix.shape[1]
     if columns >= _WIDE:
-        return rows @ matrix
+        # The same product; `matmul` looks at shapes first, which small batches feel.
+        return torch.mm(rows, matrix) if rows.dim() == 2 else rows @ matrix
     filled = torch.nn.functional.pad(matrix, (0, _WIDE - columns))
     return (rows @ filled)[..., :columns].contiguous()
 

@@ -119,13 +119,15 @@ def _stepped(coeffs: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None, _Take
     way up and the bias then cost one pass each.
     """
     relaxed = lines.features(coeffs)
-    one = relaxed.new_ones(())
-    is_lower = torch.ops.aten.threshold_backward(one.expand_as(relaxed), relaxed, 0.0)
+    is_lower = torch.ops.aten.threshold_backward(relaxed.new_ones(()), relaxed, 0.0)
     slope = torch.lerp(lines.upper_slope, lines.lower_slope, is_lower)
     intercept = _chosen(lines.upper_intercept, lines.lower_intercept, is_lower)
     through = relaxed * slope
     if lines.shift is not None and lines.places is not None:
-        through.scatter_add_(2, lines.places.expand_as(lines.shift), lines.shift)
+        places = lines.places
+        if places.shape != lines.shift.shape:
+            places = places.expand_as(lines.shift)
+        through.scatter_add_(2, places, lines.shift)
     elif lines.shift is not None:
         through.add_(lines.shift)
     own = None
