@@ -315,6 +315,8 @@ class InstanceRun:
         return replace(settings, bounds=options)
 
     def _open_reason(self, bounds: RegionBounds, number: int) -> str:
+        if bounds.starved:
+            return bounds.starved
         margins = bounds.alpha_crown or bounds.crown
         method = "α-CROWN" if bounds.alpha_crown else "the first bounds"
         where = f" in region {number + 1}" if len(self._specification.regions) > 1 else ""

@@ -233,6 +233,11 @@ class BoxPool:
             getattr(slabs, name)[self._count : self._count + boxes.count] = getattr(boxes, name)
         self._count += boxes.count
 
+    def make_room(self, count: int) -> None:
+        """Take the memory for `count` more, so that adding them will not want it."""
+        if self._slabs is not None:
+            self._grow(count, self._slabs)
+
     def take(self, count: int) -> Boxes:
         """Take out up to `count` boxes, first in order first.
 
@@ -291,15 +296,19 @@ class BoxPool:
 
     def _reserve(self, boxes: Boxes) -> Boxes:
         """Slabs with room for `boxes` behind the live ones."""
+        return self._grow(boxes.count, boxes if self._slabs is None else self._slabs)
+
+    def _grow(self, count: int, like: Boxes) -> Boxes:
+        """Slabs with room for `count` behind the live ones."""
         capacity = 0 if self._slabs is None else self._slabs.count
-        missing = self._count + boxes.count - capacity
+        missing = self._count + count - capacity
         if self._slabs is not None and missing <= 0:
             return self._slabs
         grown = max(missing, capacity // 2)
         tensors = []
         for name in _FIELDS:
-            like = getattr(boxes, name)
-            slab = like.new_empty(capacity + grown, *like.shape[1:])
+            old = getattr(like, name)
+            slab = old.new_empty(capacity + grown, *old.shape[1:])
             if self._slabs is not None:
                 slab[: self._count] = getattr(self._slabs, name)[: self._count]
             tensors.append(slab)

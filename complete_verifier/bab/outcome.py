@@ -21,7 +21,7 @@ class Ending(Enum):
     """The clock ran out."""
 
     MEMORY = "memory"
-    """The open subproblems take all the memory they may."""
+    """The open subproblems take all the memory they may, or a rank found none for its work."""
 
     MAX_DOMAINS = "max_domains"
     """More open subproblems than `bab.max_domains` allows."""

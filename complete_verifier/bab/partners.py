@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
 from auto_LiRPA_patches.sharding.collectives import Communicator
 
@@ -51,22 +52,25 @@ class Partners:
     def attempt(self, work: Callable[[], None]) -> Exception | None:
         """Do a rank's own work; what goes wrong is for all ranks to learn (`agree_on_failure`).
 
-        With one rank it is raised as it is. Where ranks compute in step the others wait in a
-        collective that this one will not reach, and the run ends.
+        With one rank it is raised as it is, but for want of memory. Where ranks compute in step
+        the others wait in a collective that this one will not reach, and the run ends.
         """
         try:
             work()
         except RankMismatchError:
             raise
         except Exception as error:
+            starved = ran_out_of_memory(error)
             if self.pool.size == 1:
+                if starved:
+                    return error
                 raise
             if self.in_step or self.layers_split:
                 raise RankMismatchError(
                     f"branch and bound: rank {self.pool.rank} failed while others compute in step "
                     f"with it: {type(error).__name__}: {error}"
                 ) from error
-            if not isinstance(error, VerifierError):
+            if not (starved or isinstance(error, VerifierError)):
                 logger.exception("branch and bound: rank %d: internal error", self.pool.rank)
             return error
         return None

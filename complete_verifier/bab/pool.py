@@ -193,6 +193,11 @@ class DomainPool:
             for depth, margin, path, slot in zip(depths, margins, paths, slots, strict=True)
         )
 
+    def make_room(self, count: int) -> None:
+        """Take the memory for `count` more, so that adding them will not want it."""
+        if self._slabs is not None:
+            self._grow(count, self._slabs)
+
     def take(self, count: int) -> DomainBatch:
         """Take out up to `count` subproblems, first in order first."""
         chosen = list(self._order[:count])
@@ -228,11 +233,14 @@ class DomainPool:
         depth = batch.splits.shape[1]
         if self._slabs is not None and depth > self._slabs.splits.shape[1]:
             self._slabs = self._slabs.widen(depth + 8)
-        missing = batch.count - len(self._free)
+        self._grow(batch.count, batch if self._slabs is None else self._slabs)
+
+    def _grow(self, count: int, like: DomainBatch) -> None:
+        """Have at least `count` free slots."""
+        missing = count - len(self._free)
         if missing <= 0:
             return
         grown = max(missing, self._capacity // 2, 16)
-        like = batch if self._slabs is None else self._slabs
         room = DomainBatch(
             *(
                 getattr(like, name).new_zeros(grown, *getattr(like, name).shape[1:])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from complete_verifier.bab.balance import even, evened_out, transfers
 from complete_verifier.bab.exchange import Batch, check_conserved, exchange
 from complete_verifier.bab.partners import Partners
@@ -30,6 +31,9 @@ class Pool(Protocol[Batch]):
 
     def keys(self, count: int) -> Tensor:
         """Margins' bits, paths, and what tells equal paths apart, of the first ``[n, 3]``."""
+
+    def make_room(self, count: int) -> None:
+        """Take the memory for so many more."""
 
     def add(self, batch: Batch) -> None:
         """Put subproblems in."""
@@ -62,10 +66,22 @@ def next_batch(
         return pool.take(most)
     before = len(pool), pool.fingerprint
     table = transfers(waiting, after)
+    if partners.pool.agree_any(_lacks_room(pool, sum(row[partners.pool.rank] for row in table))):
+        return pool.take(most)  # nothing is sent to a rank that has no memory for it
     excess = pool.take_spread(sum(table[partners.pool.rank]))
     pool.add(exchange(partners.pool, excess, table))
     check_conserved(partners.pool, before, (len(pool), pool.fingerprint))
     return pool.take(most)
+
+
+def _lacks_room(pool: Pool[Batch], count: int) -> bool:
+    try:
+        pool.make_room(count)
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        return True
+    return False
 
 
 def next_blocks(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.errors import SoundnessError
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab.context import BabContext, BabSettings
@@ -30,6 +31,7 @@ class Tally:
         taken: subproblems of the last batch.
         late: whether the clock has run out.
         counterexample: a confirmed one.
+        starved: ranks that found no memory for their part of a round; of all together.
         waiting_by_rank, bytes_by_rank: of all together, `waiting` and `pool_bytes` of each rank.
     """
 
@@ -42,11 +44,12 @@ class Tally:
     taken: int = 0
     late: bool = False
     counterexample: Counterexample | None = None
+    starved: tuple[int, ...] = ()
     waiting_by_rank: tuple[int, ...] = ()
     bytes_by_rank: tuple[int, ...] = ()
 
 
-_LATE, _FOUND, _FAILED = 1, 2, 4
+_LATE, _FOUND, _FAILED, _STARVED = 1, 2, 4, 8
 
 
 def together(partners: Partners, own: Tally, failure: Exception | None = None) -> Tally:
@@ -57,10 +60,12 @@ def together(partners: Partners, own: Tally, failure: Exception | None = None) -
         failure: what ended this rank's work.
 
     Raises:
-        PartnerError: on all ranks, if some rank's work failed; see `Partners.attempt`.
+        PartnerError: on all ranks, if some rank's work failed otherwise than for want of memory;
+            see `Partners.attempt`.
     """
+    starved = failure is not None and ran_out_of_memory(failure)
     flags = _LATE * own.late + _FOUND * (own.counterexample is not None)
-    flags += _FAILED * (failure is not None)
+    flags += _STARVED if starved else _FAILED * (failure is not None)
     message = [own.visited, own.waiting, own.stuck, own.pool_bytes, own.taken]
     rows = partners.pool.all_gather_integers(
         "round of branch and bound", [*message, _bits(own.worst_margin), flags]
@@ -83,6 +88,7 @@ def together(partners: Partners, own: Tally, failure: Exception | None = None) -
         taken=sum(taken),
         late=any(flag & _LATE for flag in said),
         counterexample=found,
+        starved=tuple(rank for rank, flag in enumerate(said) if flag & _STARVED),
         waiting_by_rank=tuple(waiting),
         bytes_by_rank=tuple(held),
     )
@@ -123,6 +129,8 @@ def ending(tally: Tally, settings: BabSettings, context: BabContext) -> Ending |
     """Whether to stop, and why; None goes on. A counterexample beats a proof beats a limit."""
     if tally.counterexample is not None:
         return Ending.VIOLATED
+    if tally.starved:  # before any proof: what that rank was working on is in no pool
+        return Ending.MEMORY
     if tally.waiting == 0:
         return Ending.STUCK if tally.stuck else Ending.PROVEN
     if tally.late:
@@ -138,11 +146,14 @@ def ending(tally: Tally, settings: BabSettings, context: BabContext) -> Ending |
 
 def outcome(found: Ending, tally: Tally, settings: BabSettings, noun: str) -> BabOutcome:
     """The result of a run that ended so; `noun` is the plural of what the pool holds."""
+    memory = f"open {noun} take {tally.pool_bytes / 2**20:.0f} MiB, all that is allowed"
+    if tally.starved:
+        memory = f"a batch, however small, does not fit into the memory of rank {tally.starved[0]}"
     reasons = {
         Ending.PROVEN: f"{tally.visited} {noun} exclude every violation",
         Ending.VIOLATED: "counterexample found in the tree",
         Ending.TIMEOUT: "the time limit was reached",
-        Ending.MEMORY: f"open {noun} take {tally.pool_bytes / 2**20:.0f} MiB, all that is allowed",
+        Ending.MEMORY: memory,
         Ending.MAX_DOMAINS: f"more than {settings.max_domains:g} open {noun} (bab.max_domains)",
         Ending.MAX_ITERATIONS: f"{tally.rounds} rounds were allowed (bab.max_iterations)",
         Ending.STUCK: f"{tally.stuck} {noun} can neither be excluded nor split",

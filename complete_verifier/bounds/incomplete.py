@@ -31,6 +31,7 @@ from auto_LiRPA_patches.engine.schedule import (
     elements_to_bound,
     interval_rows,
 )
+from auto_LiRPA_patches.errors import MemoryRanOutError
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bounds.input_box import input_box
 from complete_verifier.bounds.output_rows import output_rows
@@ -53,6 +54,7 @@ class RegionBounds:
         alpha_crown: the same after α-CROWN; empty where it did not run.
         iterations: α steps taken.
         timed_out: the clock ended the work early.
+        starved: what did not fit into which rank's memory; empty where all did.
         root: where branching can start, if something is left open.
     """
 
@@ -61,6 +63,7 @@ class RegionBounds:
     alpha_crown: tuple[float, ...] = ()
     iterations: int = 0
     timed_out: bool = False
+    starved: str = ""
     root: Root | None = None
 
 
@@ -127,6 +130,8 @@ class RegionVerification:
                 self._pass = self._bound()
             except OutOfTimeError:
                 self._known = RegionBounds(proven=False, timed_out=True)
+            except MemoryRanOutError as error:
+                self._known = RegionBounds(proven=False, starved=str(error))
         if self._pass is None:
             return self._known or RegionBounds(proven=False)
         return RegionBounds(proven=bool(self._pass.excluded.all()), crown=self._pass.margins)
@@ -150,6 +155,13 @@ class RegionVerification:
         found = self._pass
         if first.proven or found is None:
             return first
+        try:
+            return self._improved(found)
+        except MemoryRanOutError as error:
+            return replace(first, starved=str(error))
+
+    def _improved(self, found: _FirstPass) -> RegionBounds:
+        """What α-CROWN makes of the first bounds, and the root for branching."""
         if self.settings.method == "alpha-crown" and self.settings.alpha.iterations > 0:
             return self._alpha(
                 found.state,
