@@ -41,6 +41,11 @@ class NetworkCache:
             self._path = onnx
         return self._network
 
+    def explain(self, error: Exception) -> None:
+        """See `WeightSource.explain`."""
+        if self._network is not None:
+            self._network.graph.weights.explain(error)
+
     def forget(self) -> None:
         """Let go of the network held, and of what was fetched ahead for it."""
         if self._network is not None:

@@ -118,6 +118,7 @@ class Runner:
             reason = str(error)
         except Exception as error:
             if self._session.ranks.world.size > 1:
+                self._networks.explain(error)
                 raise
             logger.exception("instance %d: internal error", query.index)
             reason = f"internal error: {type(error).__name__}: {error}"

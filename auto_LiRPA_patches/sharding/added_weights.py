@@ -49,6 +49,11 @@ class AddedWeights(WeightSource):
         self._base.settle()
         self._own.settle()
 
+    def explain(self, error: Exception) -> None:
+        """By either."""
+        self._base.explain(error)
+        self._own.explain(error)
+
     def empty_like(self) -> WeightSource:
         """As the source."""
         return self._base.empty_like()

@@ -23,10 +23,16 @@ from torch import Tensor
 
 from auto_LiRPA_patches.errors import MemoryRanOutError, RankMismatchError
 from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.gather_trail import Step
+from auto_LiRPA_patches.sharding.host_trail import TRAIL_BYTES, HostTrail, parting
 
-# A file begins with its secret and the place where its last slice ends.
+# A file begins with its secret, the place where its last slice ends, and the trail.
 _SECRET_BYTES, _COUNT_BYTES = 16, 8
+_TRAIL = _SECRET_BYTES + _COUNT_BYTES
 _PAGE = mmap.ALLOCATIONGRANULARITY
+_HEAD_BYTES = -(-(_TRAIL + TRAIL_BYTES) // _PAGE) * _PAGE
+_PATIENCE_SECONDS = 2.0
+_ALIGNED = 64  # as torch's own allocator does
 # Python keeps a descriptor for each mapping: one for each slice would soon be too many.
 _SPAN_BYTES = 1 << 28
 
@@ -59,13 +65,16 @@ class HostSlices:
         self._offsets: dict[int, int] = {}
         self._file = _anonymous_file()
         self._spans: list[_Span] = []
-        self._end = _PAGE
+        self._end = _HEAD_BYTES
         self._files: list[int] = []  # to be closed with this object
         self._peers: list[int] | None = None
         self._met = False
+        self._trail: HostTrail | None = None
         weakref.finalize(self, _close, self._files)
         if self._file is not None:
             self._files.append(self._file)
+            os.ftruncate(self._file, _HEAD_BYTES)
+            self._trail = HostTrail(self._file, _TRAIL)
             os.pwrite(self._file, self._secret + self._end.to_bytes(_COUNT_BYTES, "little"), 0)
 
     def place(self, index: int, length: int, dtype: torch.dtype) -> Tensor | None:
@@ -78,22 +87,29 @@ class HostSlices:
             MemoryRanOutError: there is no memory left, and the other ranks count on reading it.
         """
         num_bytes = length * dtype.itemsize
-        if self._file is None or num_bytes == 0:
+        if self._file is None:
             return None
         try:
             start = self._room(self._file, num_bytes)
             # Memory that is missing is told here, not by a signal at the first write.
-            os.posix_fallocate(self._file, start, num_bytes)
+            os.posix_fallocate(self._file, start, max(1, num_bytes))
         except OSError as error:
             if self._met:
                 raise MemoryRanOutError(f"no memory for {num_bytes} bytes of weights") from error
             self._file = None  # `meet` tells the others
             return None
         self._offsets[index] = start
-        self._end = start + -(-num_bytes // _PAGE) * _PAGE
+        self._end = start + -(-num_bytes // _ALIGNED) * _ALIGNED
         os.pwrite(self._file, self._end.to_bytes(_COUNT_BYTES, "little"), _SECRET_BYTES)
+        if length == 0:
+            return torch.empty(0, dtype=dtype)
         span = self._spans[-1]
         return torch.frombuffer(span.memory, dtype=dtype, count=length, offset=start - span.start)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether `meet` was asked, and said yes."""
+        return self._peers is not None
 
     def meet(self) -> bool:
         """Whether every rank can read every other's slices; collective the first time.
@@ -110,6 +126,17 @@ class HostSlices:
             if self._communicator.agree_all(len(opened) == len(found)):
                 self._peers = opened
         return self._peers is not None
+
+    def note(self, step: Step) -> None:
+        """Let the other ranks know that this one gathers a parameter."""
+        if self._trail is not None:
+            self._trail.note(step)
+
+    def parting(self) -> list[Step | None] | None:
+        """Every rank's first step at which they part; None where they do not, or nobody knows."""
+        if self._peers is None:
+            return None
+        return parting(self._peers, self._communicator.rank, _TRAIL, _PATIENCE_SECONDS)
 
     def read(self, index: int, into: Tensor) -> Tensor:
         """Fill ``into [R, c]`` with every rank's slice number `index`, bit for bit; return it.
@@ -137,7 +164,7 @@ class HostSlices:
     def _room(self, file: int, num_bytes: int) -> int:
         """Where the next slice lies: in the last span, or in a new one."""
         if not self._spans or self._end + num_bytes > self._spans[-1].stop:
-            start = self._spans[-1].stop if self._spans else _PAGE
+            start = self._spans[-1].stop if self._spans else _HEAD_BYTES
             size = max(_SPAN_BYTES, -(-num_bytes // _PAGE) * _PAGE)
             os.ftruncate(file, start + size)
             self._spans.append(_Span(start, start + size, mmap.mmap(file, size, offset=start)))

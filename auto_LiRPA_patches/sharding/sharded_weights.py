@@ -6,10 +6,13 @@ Shapes (R ranks on the axis, n elements in the parameter, c = ceil(n / R)):
     slice      [c]             elements [rank*c, rank*c + c) in memory order; zeros past n
     gathered   [R * c]         fresh buffer; its first n elements, shaped, are the weight
 
-Communication: a packet of fixed size per gather (`gather_packet`), which carries a small weight
-whole; of a larger one, c elements follow in a second message, or are read from the other ranks'
-memory where all share a host (`host_slices`). Nothing is computed with the data, so a gathered
-weight equals the registered one bit for bit.
+Communication, where all ranks share a host: none; a rank reads the others' slices from their memory
+(`host_slices`). Nothing can be mixed then, but ranks that gather different weights do not compute
+the same, so every 64th gather they compare what they gathered (`gather_trail`).
+
+Otherwise: a packet of fixed size per gather (`gather_packet`), which carries a small weight whole;
+of a larger one, c elements follow in a second message. Nothing is computed with the data, so a
+gathered weight equals the registered one bit for bit. What follows is about packets.
 
 Why the packet. Two ranks that gather equally shaped weights in different order receive mixed
 weights without any error, and the bounds computed from them prove something about no network at
@@ -35,18 +38,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from auto_LiRPA_patches.errors import RanksDisagreeError
-from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.errors import RankMismatchError, RanksDisagreeError
+from auto_LiRPA_patches.sharding.collectives import Communicator, PendingGather
 from auto_LiRPA_patches.sharding.gather_order import GatherOrder
-from auto_LiRPA_patches.sharding.gather_packet import INLINE_BYTES, Header, Packet, fits
+from auto_LiRPA_patches.sharding.gather_packet import Header, Packet, fits
+from auto_LiRPA_patches.sharding.gather_trail import GatherTrail, Step
 from auto_LiRPA_patches.sharding.host_slices import HostSlices
 from auto_LiRPA_patches.sharding.huge_pages import prefer_huge_pages
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as
@@ -67,38 +70,13 @@ _NOTHING = -1
 _NEXT = 2  # place in a plan of the weight asked for next
 
 
-class _Slices(Protocol):
-    """All ranks' slices of a weight, there or on their way."""
-
-    def wait(self) -> Tensor:
-        """``[R, c]``."""
-
-    def drop(self) -> None:
-        """They are not wanted."""
-
-
-@dataclass
-class _ReadWhenUsed:
-    """Slices in other ranks' memory: nothing is whole before they are waited for."""
-
-    host: HostSlices
-    index: int
-    room: Callable[[], Tensor]
-
-    def wait(self) -> Tensor:
-        return self.host.read(self.index, self.room())
-
-    def drop(self) -> None:
-        pass
-
-
 @dataclass
 class _Ticket:
     """One weight on its way: first its packet, then, if it did not fit there, its slices."""
 
     handle: WeightHandle
     packet: Packet
-    slices: _Slices | None = None
+    slices: PendingGather | None = None
 
     def holds(self, handle: WeightHandle, part: Tensor) -> bool:
         """Whether it is the weight `handle`, here or on its way."""
@@ -124,6 +102,7 @@ class ShardedWeights(WeightSource):
         super().__init__()
         self._communicator = communicator
         self._host = HostSlices(communicator) if shared_memory and communicator.size > 1 else None
+        self._trail = GatherTrail(communicator)
         self._slices: list[Tensor] = []
         self._strides: list[tuple[int, ...]] = []
         self._uses: list[int] = []
@@ -141,7 +120,8 @@ class ShardedWeights(WeightSource):
         Raises:
             RanksDisagreeError: on every rank, if some rank gathers another parameter, has gathered
                 this one another number of times, or registered other parameters. With prefetch a
-                rank may learn of it at its next gather: what it has got by then is right.
+                rank may learn of it at its next gather, on one host within 64: what it has got by
+                then is right.
         """
         self._check_mine(handle)
         if self._opened is not None and handle.index in self._opened:
@@ -168,9 +148,22 @@ class ShardedWeights(WeightSource):
             self._opened = outer
 
     def settle(self) -> None:
-        """Wait for whatever was fetched ahead and drop it; no weight stays whole on any rank."""
+        """Drop whatever was fetched ahead; no weight stays whole on any rank. A collective.
+
+        Raises:
+            RanksDisagreeError: on every rank, if some rank has gathered other weights until here.
+        """
+        if self._host is not None and self._host.is_met:
+            self._compare_trails()
         self._check_packets()
         self._drop_tickets(len(self._tickets))
+
+    def explain(self, error: Exception) -> None:
+        """Look whether this rank failed because it left the others' schedule."""
+        steps = None if self._host is None else self._host.parting()
+        if steps is not None:
+            text = _disagreement(self._told(steps), self._communicator.size)
+            raise RankMismatchError(text) from error
 
     def share(self) -> tuple[ParameterShare, ...]:
         """Return this rank's padded slices."""
@@ -236,8 +229,7 @@ class ShardedWeights(WeightSource):
         """Zeros ``[c]`` for this rank's slice, where the other ranks of the host can read them."""
         length = -(-tensor.numel() // self._communicator.size)
         room = None
-        is_large = length * tensor.dtype.itemsize > INLINE_BYTES
-        if self._host is not None and is_large and tensor.device.type == "cpu":
+        if self._host is not None and tensor.device.type == "cpu":
             room = self._host.place(handle.index, length, tensor.dtype)
         if room is None:
             room = torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
@@ -257,6 +249,8 @@ class ShardedWeights(WeightSource):
         if self._communicator.size == 1:
             self._uses[handle.index] += 1
             return part
+        if self._host is not None and part.device.type == "cpu" and self._host.meet():
+            return self._read(self._host, handle)
         self._check_packets()
         next_ticket = self._tickets[0] if self._tickets else None
         if next_ticket is not None and next_ticket.holds(handle, part):
@@ -269,6 +263,36 @@ class ShardedWeights(WeightSource):
         self._past = _hash((handle.index,), self._past)
         return flat.view(part.dtype)
 
+    def _read(self, host: HostSlices, handle: WeightHandle) -> Tensor:
+        """Put a weight together out of the memory of this host's ranks."""
+        if not self._trail.knows(handle.index):
+            self._compare_trails()  # before that another rank may not have registered it
+        step = handle.index, self._uses[handle.index]
+        self._trail.note(step)
+        host.note(step)
+        self._uses[handle.index] += 1
+        if self._trail.is_due:
+            self._compare_trails()
+        part = self._slices[handle.index]
+        return host.read(handle.index, self._whole(part)).view(-1)
+
+    def _compare_trails(self) -> None:
+        steps = self._trail.compare(len(self._handles), self._digest_number)
+        if steps is None:
+            return
+        self.check_agreement()
+        raise RanksDisagreeError(_disagreement(self._told(steps), self._communicator.size))
+
+    def _told(self, steps: Sequence[Step | None]) -> str:
+        return ", ".join(
+            f"rank {rank} " + ("does something else" if step is None else self._asks_for(*step))
+            for rank, step in enumerate(steps)
+        )
+
+    @property
+    def _digest_number(self) -> int:
+        return int(self.digest[:_DIGEST_HEX_DIGITS] or "0", 16)
+
     def _fetch_now(self, handle: WeightHandle, part: Tensor) -> _Ticket:
         """Ask for a weight that was not guessed, or too late, once all ranks are seen to."""
         known = next((ticket for ticket in self._tickets if ticket.handle == handle), None)
@@ -279,18 +303,8 @@ class ShardedWeights(WeightSource):
         self._check_packets()
         ticket = self._take_ticket(handle) or said
         if buffer is not None:
-            ticket.slices = self._fetch(handle, buffer)
+            ticket.slices = self._communicator.start_all_gather(part, buffer)
         return ticket
-
-    def _fetch(self, handle: WeightHandle, buffer: Tensor | None = None) -> _Slices:
-        """Begin to put a large weight together, as all ranks do now; into `buffer` if given."""
-        part = self._slices[handle.index]
-        if self._host is not None and part.device.type == "cpu" and self._host.meet():
-            return _ReadWhenUsed(
-                self._host, handle.index, lambda: self._whole(part) if buffer is None else buffer
-            )
-        into = self._whole(part) if buffer is None else buffer
-        return self._communicator.start_all_gather(part, into)
 
     def _whole(self, part: Tensor) -> Tensor:
         """Room for all ranks' slices, ``[R, c]``."""
@@ -315,7 +329,7 @@ class ShardedWeights(WeightSource):
             uses=self._uses[asked.index],
             past=self._past,
             announced=_NOTHING if handle is None else handle.index,
-            digest=int(self.digest[:_DIGEST_HEX_DIGITS], 16),
+            digest=self._digest_number,
             then=plan[_NEXT] if len(plan) > _NEXT else _NOTHING,
             plan=_hash(plan),
         )
@@ -347,9 +361,11 @@ class ShardedWeights(WeightSource):
             self._tickets.append(first)
             self._tickets.extend(self._announce(asked, handle, plan) for handle in new[1:])
         for ticket in list(self._tickets)[:agreed]:
-            if not fits(self._slices[ticket.handle.index]):
+            part = self._slices[ticket.handle.index]
+            if not fits(part):
                 if ticket.slices is None:
-                    ticket.slices = self._fetch(ticket.handle)
+                    into = self._whole(part)
+                    ticket.slices = self._communicator.start_all_gather(part, into)
                 break
 
     def _drop_tickets(self, count: int) -> None:
@@ -357,7 +373,7 @@ class ShardedWeights(WeightSource):
         for _ in range(count):
             ticket = self._tickets.popleft()
             if ticket.slices is not None:
-                ticket.slices.drop()
+                ticket.slices.wait()
 
     def _check_packets(self) -> None:
         """Compare every rank's headers of all packets sent; all ranks conclude the same."""
@@ -375,22 +391,29 @@ class ShardedWeights(WeightSource):
             f"rank {rank} {self._said(header, with_plan=plans_differ)}"
             for rank, header in enumerate(headers)
         )
-        raise RanksDisagreeError(
-            f"weights: expected all {len(headers)} ranks to gather the same parameter, but "
-            f"{listing}. Going on would mix their weights; the ranks did not follow one schedule."
-        )
+        raise RanksDisagreeError(_disagreement(listing, len(headers)))
 
     def _said(self, header: Header | None, *, with_plan: bool) -> str:
         if header is None:
             return "does something else"
-        said = f"gathers {self._name(header.asked)} for use {header.uses + 1}"
+        said = self._asks_for(header.asked, header.uses)
         if not with_plan or header.then == _NOTHING:
             return said
         return f"{said} and {self._name(header.then)} next"
 
+    def _asks_for(self, index: int, uses: int) -> str:
+        return f"gathers {self._name(index)} for use {uses + 1}"
+
     def _name(self, index: int) -> str:
         known = index < len(self._handles)
         return f'"{self._handles[index].name}"' if known else f"unknown parameter number {index}"
+
+
+def _disagreement(listing: str, ranks: int) -> str:
+    return (
+        f"weights: expected all {ranks} ranks to gather the same parameter, but {listing}. "
+        "Going on would mix their weights; the ranks did not follow one schedule."
+    )
 
 
 def _hash(numbers: Sequence[int], start: int = 0) -> int:

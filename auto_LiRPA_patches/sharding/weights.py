@@ -135,6 +135,13 @@ class WeightSource(ABC):
     def settle(self) -> None:  # noqa: B027  nothing is on its way
         """Let go of whatever was fetched ahead of its use."""
 
+    def explain(self, error: Exception) -> None:  # noqa: B027  nothing is shared
+        """Say why this rank failed, if the reason is what other ranks gathered meanwhile.
+
+        Raises:
+            RankMismatchError: from `error`: this rank and another gathered different weights.
+        """
+
     # -- derived ---------------------------------------------------------------------------
 
     @property

@@ -93,6 +93,10 @@ MODULES = {
 }
 
 
+def _source(ranks: Ranks, prefetch: bool) -> ShardedWeights:
+    return ShardedWeights(ranks.data, prefetch=prefetch, shared_memory=not prefetch)
+
+
 # -- run by every rank ---------------------------------------------------------------------
 
 
@@ -102,7 +106,7 @@ def _report(watch: Watch) -> tuple[bool, int, int, int]:
 
 def load(ranks: Ranks, onnx: str, prefetch: bool) -> tuple[int, int]:
     """Tensors of a large weight's size alive after loading and the first forward pass."""
-    source = ShardedWeights(ranks.data, prefetch=prefetch)
+    source = _source(ranks, prefetch)
     network = load_network(onnx, source)
     network.forward(torch.zeros(2, 5))
     source.settle()
@@ -117,7 +121,7 @@ def load(ranks: Ranks, onnx: str, prefetch: bool) -> tuple[int, int]:
 
 def attack(ranks: Ranks, onnx: str, prefetch: bool) -> tuple[bool, int, int, int]:
     """Steps of gradient descent on the input, as PGD takes them."""
-    network = load_network(onnx, ShardedWeights(ranks.data, prefetch=prefetch), check=False)
+    network = load_network(onnx, _source(ranks, prefetch), check=False)
     x = torch.zeros(3, 5, requires_grad=True)
     with watching() as watch:
         for _ in range(3):
@@ -130,14 +134,14 @@ def attack(ranks: Ranks, onnx: str, prefetch: bool) -> tuple[bool, int, int, int
 def bound(ranks: Ranks, name: str, prefetch: bool) -> tuple[bool, int, int, int]:
     """IBP, CROWN and α-CROWN."""
     with watching() as watch:
-        MODULES[name].run(ShardedWeights(ranks.data, prefetch=prefetch))
+        MODULES[name].run(_source(ranks, prefetch))
     return _report(watch)
 
 
 def branch(ranks: Ranks, onnx: str, prop: str, prefetch: bool) -> tuple[bool, int, int, int]:
     case = BranchCase(Path(onnx), Path(prop), rounds=4, batch=8)
     with watching() as watch:
-        case.run(ShardedWeights(ranks.data, prefetch=prefetch))
+        case.run(_source(ranks, prefetch))
     return _report(watch)
 
 
@@ -154,6 +158,7 @@ def keep_two(ranks: Ranks) -> int:
 
 # -- tests ---------------------------------------------------------------------------------
 
+# Fetched ahead where ranks send slices; where they read them nothing is.
 prefetching = pytest.mark.parametrize("prefetch", [False, True])
 
 

@@ -175,9 +175,28 @@ def _ones_and_twos(source: WeightSource, twos: int) -> tuple[WeightHandle, Weigh
 
 
 def gather_in_different_order(ranks: Ranks, twos: int) -> str:
-    sharded = ShardedWeights(ranks.data)
+    sharded = ShardedWeights(ranks.data, shared_memory=False)
     handles = _ones_and_twos(sharded, twos)
     return _mismatch(lambda: sharded.gather(handles[min(ranks.data.rank, 1)]))
+
+
+def read_in_different_order(ranks: Ranks, twos: int, before: int) -> tuple[bool, str]:
+    """Out of each other's memory: whether what is read is right, and what is said of it later."""
+    sharded = ShardedWeights(ranks.data)
+    ones, other = _ones_and_twos(sharded, twos)
+    for _ in range(before):
+        sharded.gather(ones)
+    right = True
+
+    def stray() -> None:
+        nonlocal right
+        handle, value = (ones, 1.0) if ranks.data.rank == 0 else (other, 2.0)
+        right = bool((sharded.gather(handle) == value).all())
+        for _ in range(70 - before):
+            sharded.gather(ones)
+
+    message = _mismatch(stray)
+    return right, message
 
 
 class _HeaderIgnored(ShardedWeights):
@@ -188,14 +207,14 @@ class _HeaderIgnored(ShardedWeights):
 
 
 def gather_mixed(ranks: Ranks) -> Tensor:
-    careless = _HeaderIgnored(ranks.data)
+    careless = _HeaderIgnored(ranks.data, shared_memory=False)
     ones, twos = _ones_and_twos(careless, 4)
     return careless.gather(ones if ranks.data.rank == 0 else twos).clone()
 
 
 def gather_once_more(ranks: Ranks) -> str:
     """Fall out of step by one use: rank 0 believes that a failed gather of its has succeeded."""
-    sharded = ShardedWeights(ranks.data)
+    sharded = ShardedWeights(ranks.data, shared_memory=False)
     ones, _ = _ones_and_twos(sharded, 4)
     sharded.gather(ones)
     if ranks.data.rank == 0:
@@ -278,6 +297,16 @@ def test_gathers_in_different_order_end_the_run_on_every_rank(
     for message in rank_pool.run(gather_in_different_order, world_size, twos):
         assert f"expected all {world_size} ranks to gather the same parameter" in message
         assert 'rank 0 gathers "ones" for use 1, rank 1 gathers "twos" for use 1' in message
+
+
+@worlds
+@pytest.mark.parametrize("before", [0, 3, 63])
+def test_ranks_that_read_in_different_order_learn_of_it_soon(
+    rank_pool: RankPool, world_size: int, before: int
+) -> None:
+    for right, message in rank_pool.run(read_in_different_order, world_size, 100, before):
+        assert right, "weights were mixed"
+        assert f'rank 0 gathers "ones" for use {before + 1}, rank 1 gathers "twos" for' in message
 
 
 def test_a_use_counter_out_of_step_ends_the_run(rank_pool: RankPool) -> None:

@@ -212,10 +212,6 @@ class PendingGather:
                 work.wait()
         return self._into
 
-    def drop(self) -> None:
-        """Wait for what nobody wants any more: it is written to until then."""
-        self.wait()
-
 
 def _row_bytes(tensor: Tensor) -> int:
     elements = 1
