@@ -124,6 +124,8 @@ class Verifier:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None and self._runner is not None:
+            self._runner.abandon()
         self._runner = None
         self._open.close()
 

@@ -158,7 +158,9 @@ class InstanceRun:
         weights = self._network.graph.weights
         too_large = whole and parallel.fsdp and weights.full_bytes > _MOST_WHOLE_BYTES
         if not parallel.shard_domains or too_large:
-            return Partners.alone()
+            # Alone with the subproblems, but others may use the layers together with this rank.
+            followed = ranks.tp.size > 1 or (bool(parallel.fsdp) and ranks.data.size > 1)
+            return replace(Partners.alone(), layers_split=followed)
         in_step = ranks.data if parallel.fsdp and not whole else Communicator.single("weights")
         return Partners(ranks.data, in_step, layers_split=ranks.tp.size > 1)
 
@@ -194,7 +196,11 @@ class InstanceRun:
             self._verifications[number] = RegionVerification(
                 self._network,
                 self._specification.regions[number],
-                replace(settings, bounds=bounds),
+                replace(
+                    settings,
+                    bounds=bounds,
+                    starves_together=self._session.row_ranks.size == self._session.ranks.world.size,
+                ),
             )
         return self._verifications[number]
 
@@ -290,9 +296,11 @@ class InstanceRun:
         if bounds.root is None:
             return None
         passes, portion = self._effort.refinements(graph), clock.portion
-        return branch_and_refine(
+        outcome = branch_and_refine(
             bounds.root, context, settings, passes, lambda share: portion(share).out_of_time
         )
+        bounds.root.graph.weights.settle()  # it may have weights of its own
+        return outcome
 
     def _bound_settings(
         self, settings: BoundSettings, alpha_share: float | None = None

@@ -50,6 +50,10 @@ class NetworkCache:
         """Let go of the network held, and of what was fetched ahead for it."""
         if self._network is not None:
             self._network.graph.weights.settle()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the network held after a failure, of which other ranks may not know."""
         self._path = self._network = None
 
     def _load(self, onnx: Path) -> Network:

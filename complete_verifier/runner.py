@@ -174,6 +174,10 @@ class Runner:
         """Let go of the network held."""
         self._networks.forget()
 
+    def abandon(self) -> None:
+        """The same after a failure, without a word to other ranks."""
+        self._networks.abandon()
+
     def _record(self, query: Query) -> Record:
         """What is known of an instance before it runs."""
         return replace(self._template, onnx=query.network, vnnlib=query.property)

@@ -245,6 +245,9 @@ class _Optimization:
             del loss
             if gradients is not None:
                 self.adam.move(gradients)
+                for block in (*self.blocks.values(), self.spec):
+                    for chunk in block.alphas:
+                        self.graph.neurons.agree_on(chunk)
                 return
             self._spare()
             self.evaluate(open_rows)

@@ -49,6 +49,20 @@ class Neurons:
         """What all ranks computed, as the first has it: slopes, steps and splits hang on it."""
         return of_first_rank(self.group, value)
 
+    def agree_on(self, tensors: Mapping[int, Tensor]) -> None:
+        """Overwrite what every rank optimises for itself (α, β per node) with the first rank's.
+
+        Slopes that part would make the ranks' partial sums the bound of no functional; those of
+        split nodes are their owner's alone.
+        """
+        if self.group.size == 1:
+            return
+        with torch.no_grad():
+            for node, tensor in tensors.items():
+                if node not in self.split:
+                    own = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    tensor.copy_(self.group.broadcast(own))
+
     def agreed_bounds(self, node: int, bounds: Interval) -> Interval:
         """Bounds of a node as the first rank has them; of a split node, as they are."""
         if node in self.split or self.group.size == 1:

@@ -289,6 +289,8 @@ class _Descent:
                 break
             # Those that are done move on with the others; what they met best is kept.
             self.adam.move(gradients(), ascend=True)
+            for moved in (self.working.alphas, self.working.betas):
+                self.working.graph.neurons.agree_on(moved)
             if options.prune_ratio is not None and iteration % _NARROW_EVERY == _NARROW_EVERY - 1:
                 self._narrow(wanted.any(dim=0), options.prune_ratio)
         return replace(self.kept, lower=self.best, betas=self._kept_betas())

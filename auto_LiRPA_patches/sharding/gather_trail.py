@@ -37,12 +37,13 @@ class GatherTrail:
         """Whether it is time to compare; at the same gather on all ranks."""
         return len(self._steps) >= _STEPS
 
-    def compare(self, registered: int, digest: int) -> list[Step | None] | None:
+    def compare(self, registered: int, digest: int, layout: int) -> list[Step | None] | None:
         """Begin a new trail if all ranks' are the same. A collective.
 
         Args:
             registered: parameters there are.
             digest: of what was registered.
+            layout: of where slices lie in a rank's memory.
 
         Returns:
             None where all agree; else every rank's first step at which they part, None for a rank
@@ -55,7 +56,7 @@ class GatherTrail:
         for step in self._steps:
             for number in step:
                 mark = (mark * 1_000_003 + number + 1) % _MODULUS
-        own = [len(self._steps), mark, registered, digest]
+        own = [len(self._steps), mark, registered, digest, layout]
         rows = self._communicator.all_gather_integers("weights gathered", own)
         if len(set(rows)) == 1:
             self._steps.clear()

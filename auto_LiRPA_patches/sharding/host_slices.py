@@ -32,6 +32,7 @@ _TRAIL = _SECRET_BYTES + _COUNT_BYTES
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _HEAD_BYTES = -(-(_TRAIL + TRAIL_BYTES) // _PAGE) * _PAGE
 _PATIENCE_SECONDS = 2.0
+_MODULUS = (1 << 61) - 1
 _ALIGNED = 64  # as torch's own allocator does
 # Python keeps a descriptor for each mapping: one for each slice would soon be too many.
 _SPAN_BYTES = 1 << 28
@@ -73,9 +74,13 @@ class HostSlices:
         weakref.finalize(self, _close, self._files)
         if self._file is not None:
             self._files.append(self._file)
-            os.ftruncate(self._file, _HEAD_BYTES)
             self._trail = HostTrail(self._file, _TRAIL)
-            os.pwrite(self._file, self._secret + self._end.to_bytes(_COUNT_BYTES, "little"), 0)
+            head = self._secret + self._end.to_bytes(_COUNT_BYTES, "little")
+            try:
+                os.ftruncate(self._file, _HEAD_BYTES)
+                os.pwrite(self._file, head, 0)
+            except OSError:
+                self._file = self._trail = None
 
     def place(self, index: int, length: int, dtype: torch.dtype) -> Tensor | None:
         """Return zeros ``[length]`` that the other ranks can read as number `index`, for filling.
@@ -86,6 +91,8 @@ class HostSlices:
         Raises:
             MemoryRanOutError: there is no memory left, and the other ranks count on reading it.
         """
+        if index in self._offsets:
+            raise ValueError(f"slice number {index} lies in memory already")
         num_bytes = length * dtype.itemsize
         if self._file is None:
             return None
@@ -110,6 +117,14 @@ class HostSlices:
     def is_met(self) -> bool:
         """Whether `meet` was asked, and said yes."""
         return self._peers is not None
+
+    @property
+    def layout(self) -> int:
+        """A number that differs, as good as surely, where slices lie elsewhere."""
+        mark = self._end
+        for index, offset in self._offsets.items():
+            mark = (mark * 1_000_003 + index * 8191 + offset) % _MODULUS
+        return mark
 
     def meet(self) -> bool:
         """Whether every rank can read every other's slices; collective the first time.
@@ -158,7 +173,10 @@ class HostSlices:
                 )
             memory, done = memoryview(row), 0
             while done < len(memory):
-                done += os.preadv(file, [memory[done:]], start + done)
+                count = os.preadv(file, [memory[done:]], start + done)
+                if count == 0:
+                    raise RankMismatchError(f"weights: the memory of rank {rank} was cut short.")
+                done += count
         return into
 
     def _room(self, file: int, num_bytes: int) -> int:

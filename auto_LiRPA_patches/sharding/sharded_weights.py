@@ -277,7 +277,8 @@ class ShardedWeights(WeightSource):
         return host.read(handle.index, self._whole(part)).view(-1)
 
     def _compare_trails(self) -> None:
-        steps = self._trail.compare(len(self._handles), self._digest_number)
+        layout = 0 if self._host is None else self._host.layout
+        steps = self._trail.compare(len(self._handles), self._digest_number, layout)
         if steps is None:
             return
         self.check_agreement()

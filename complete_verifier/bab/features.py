@@ -145,7 +145,7 @@ class Features:
         Communication: one all-reduce of the result where ranks share neurons.
         """
         neurons = self.graph.neurons
-        if not any(span.source in neurons.split for span in self.spans):
+        if neurons.group.size == 1:
             return torch.cat(list(parts), dim=-1)
         table = parts[0].new_zeros(*parts[0].shape[:-1], self.total)
         for span, part in zip(self.spans, parts, strict=True):

@@ -27,7 +27,9 @@ class Partners:
             collective: within a round they take every decision on which the sequence of layers
             depends alike, and a rank without work of its own computes on a stand-in. One rank
             where weights are whole; then nobody waits for anybody within a round.
-        layers_split: ranks of another axis share wide layers, and follow this one call by call.
+        layers_split: ranks outside of `pool` and `weights` use the layers together with this one,
+            and follow it call by call: those that share wide layers (tp), or weights (fsdp) where
+            every rank follows the whole tree.
     """
 
     pool: Communicator
@@ -62,7 +64,7 @@ class Partners:
         except Exception as error:
             starved = ran_out_of_memory(error)
             if self.pool.size == 1:
-                if starved:
+                if starved and not self.layers_split:
                     return error
                 raise
             if self.in_step or self.layers_split:

@@ -131,6 +131,8 @@ class RegionVerification:
             except OutOfTimeError:
                 self._known = RegionBounds(proven=False, timed_out=True)
             except MemoryRanOutError as error:
+                if not self.settings.starves_together:
+                    raise
                 self._known = RegionBounds(proven=False, starved=str(error))
         if self._pass is None:
             return self._known or RegionBounds(proven=False)
@@ -158,6 +160,8 @@ class RegionVerification:
         try:
             return self._improved(found)
         except MemoryRanOutError as error:
+            if not self.settings.starves_together:
+                raise
             return replace(first, starved=str(error))
 
     def _improved(self, found: _FirstPass) -> RegionBounds:

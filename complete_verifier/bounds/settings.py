@@ -29,6 +29,8 @@ class BoundSettings:
         threshold: margin a proof must exceed.
         relu_lower_slope: `solver.crown.activation_bound_option`.
         prune_after_crown: leave rows out of α-CROWN that no open clause uses.
+        starves_together: whether all ranks hear it when bounds do not fit into one's memory; else
+            the error is raised, and ends the run.
     """
 
     method: str = "alpha-crown"
@@ -37,6 +39,7 @@ class BoundSettings:
     threshold: float = 0.0
     relu_lower_slope: str = "adaptive"
     prune_after_crown: bool = True
+    starves_together: bool = True
 
 
 def bound_settings(config: Config) -> BoundSettings:

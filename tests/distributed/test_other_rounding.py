@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from auto_LiRPA_patches.engine import backward
+from auto_LiRPA_patches.engine.adam import ProjectedAdam
 from auto_LiRPA_patches.engine.neurons import Neurons
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
@@ -39,19 +40,35 @@ _SETTINGS = BabSettings(batch_size=16, beta=BetaOptions(iterations=1), max_itera
 
 @contextmanager
 def _rounding(ranks: Ranks, agree: bool) -> Iterator[None]:
-    """Rank 1 rounds otherwise where a bound is evaluated.
+    """Rank 1 rounds otherwise where a bound is evaluated, and its gradients hold some noise.
 
     Without `agree`, each rank goes on with what it has.
     """
-    exact, agreed = backward.concretize, Neurons.agreed
+    exact, agreed, agree_on = backward.concretize, Neurons.agreed, Neurons.agree_on
+    move = ProjectedAdam.move
+
+    def noisy(own: Any, gradients: Any, **options: Any) -> None:
+        random = torch.Generator().manual_seed(1)
+        move(
+            own,
+            [
+                None if g is None else g + 0.1 * torch.randn(g.shape, generator=random)
+                for g in gradients
+            ],
+            **options,
+        )
+
     try:
         if ranks.tp.rank == 1:
+            ProjectedAdam.move = noisy
             backward.concretize = lambda coeffs, box: exact(coeffs, box) * (1 + 3e-7)
         if not agree:
             Neurons.agreed = lambda self, value: value
+            Neurons.agree_on = lambda self, tensors: None
         yield
     finally:
-        backward.concretize, Neurons.agreed = exact, agreed
+        backward.concretize, Neurons.agreed, Neurons.agree_on = exact, agreed, agree_on
+        ProjectedAdam.move = move
 
 
 def _module() -> nn.Module:
@@ -71,12 +88,17 @@ def _network(ranks: Ranks) -> Network:
 # -- run by every rank ---------------------------------------------------------------------
 
 
-def bound(ranks: Ranks, agree: bool) -> list[tuple[float, ...] | None]:
+def bound(ranks: Ranks, agree: bool) -> list[Any]:
+    """Margins, and the slopes of neurons that every rank has."""
     network = _network(ranks)
     where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], 0.3))
     with _rounding(ranks, agree):
         found = verify_region(network, where, BoundSettings(alpha=AlphaOptions(iterations=5)))
-    return [found.crown, found.alpha_crown]
+    assert found.root is not None
+    split = network.graph.neurons.split
+    slopes = {i: alpha.tolist() for i, alpha in found.root.alphas.items() if i not in split}
+    assert slopes
+    return [found.crown, found.alpha_crown, slopes]
 
 
 def evaluate(ranks: Ranks, agree: bool) -> list[float]:

@@ -38,6 +38,10 @@ FOUND = Counterexample(np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.float
         (Tally(waiting=3, counterexample=FOUND, pool_bytes=2000), True, Ending.VIOLATED),
         (Tally(waiting=1), True, Ending.TIMEOUT),
         (Tally(waiting=1, pool_bytes=1001), False, Ending.MEMORY),
+        # What a rank without memory was working on is in no pool: no proof.
+        (Tally(starved=(1,)), False, Ending.MEMORY),
+        (Tally(stuck=1, starved=(1,)), True, Ending.MEMORY),
+        (Tally(counterexample=FOUND, starved=(1,)), False, Ending.VIOLATED),
         (Tally(waiting=10), False, None),
         (Tally(waiting=10, stuck=1), False, Ending.MAX_DOMAINS),
         (Tally(waiting=1, rounds=4), False, None),
@@ -74,3 +78,24 @@ def test_no_proof_while_a_rank_holds_something() -> None:
     for own in (Tally(waiting=1), Tally(stuck=1)):
         with pytest.raises(SoundnessError, match="a rank holds one"):
             stop.check_nothing_left(Partners.alone(), own)
+
+
+def _starve() -> None:
+    raise MemoryError("planted")
+
+
+def test_a_rank_alone_that_finds_no_memory_says_so_and_proves_nothing() -> None:
+    partners = Partners.alone()
+    failure = partners.attempt(_starve)
+    assert isinstance(failure, MemoryError)
+    total = stop.together(partners, Tally(), failure)
+    assert total.starved == (0,)
+    found = stop.outcome(Ending.MEMORY, total, BabSettings(), "boxes")
+    assert "does not fit into the memory of rank 0" in found.reason
+
+
+def test_where_others_follow_call_by_call_lack_of_memory_is_raised_at_once() -> None:
+    """They wait in a collective of a layer, and would wait for this rank's counts in vain."""
+    partners = replace(Partners.alone(), layers_split=True)
+    with pytest.raises(MemoryError):
+        partners.attempt(_starve)
