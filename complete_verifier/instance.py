@@ -142,10 +142,16 @@ class InstanceRun:
         return agreed
 
     def _confirm_alone(self, region: Region, point: np.ndarray) -> Counterexample | None:
-        """Replay a candidate that other ranks do not have; they learn of it after the round."""
-        if self._network.onnx_path is None:
-            return None
-        return confirm(self._network.onnx_path, region, point, run_onnx)
+        """Replay a candidate that other ranks do not have; they learn of it after the round.
+
+        Ranks that share layers have it all, and go by the first of them.
+        """
+        group = self._session.ranks.tp
+        found: Counterexample | None = None
+        if group.rank == 0 and self._network.onnx_path is not None:
+            found = confirm(self._network.onnx_path, region, point, run_onnx)
+        agreed: Counterexample | None = group.broadcast_object(found)
+        return agreed
 
     def _partners(self, *, whole: bool) -> Partners:
         """The ranks that share a region's subproblems.

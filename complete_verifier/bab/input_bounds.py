@@ -283,7 +283,8 @@ class InputBounds:
         if self.settings.bounding == "ibp" or self.settings.ibp_enhancement:
             interval = interval_rows(state, rows).double()
             lower[wanted] = torch.fmax(lower[wanted], interval)
-        return _Functionals(lower, coeffs, least)
+        agreed = self.graph.neurons.agreed
+        return _Functionals(agreed(lower), agreed(coeffs), agreed(least))
 
     def _conclude(self, boxes: Boxes, known: _Functionals) -> Bounded:
         """Margins, excluded clauses, what is left of the boxes, scores and corners."""
@@ -321,7 +322,7 @@ class InputBounds:
         largest = torch.maximum(boxes.lower.abs(), boxes.upper.abs())
         size = (coeffs.abs() * largest).sum(-1) + self.matrix.abs() @ outputs.T
         bound = torch.where(torch.isfinite(lower), lower.abs(), torch.zeros_like(lower))
-        return allowance_of(size + bound.to(size.dtype))
+        return allowance_of(self.graph.neurons.agreed(size + bound.to(size.dtype)))
 
     def _branching(
         self, boxes: Boxes, margins: Tensor, excluded: Tensor, coeffs: Tensor

@@ -157,6 +157,7 @@ def _excluded(
         size = lower.abs() + _multiplied(problem, betas, features)
         for coeffs in at_input:
             size = size + coeffs[0, 0].flatten().abs() @ _largest(problem.box)
+        size = problem.graph.neurons.agreed(size)
     # The functional was rounded to the bounds' precision; what that moved is taken off. So is what
     # rounding may account for: large multipliers add up large numbers.
     moved = np.abs(exact - mixed.double().cpu().numpy()) @ _largest(output).double().cpu().numpy()

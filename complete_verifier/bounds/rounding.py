@@ -77,4 +77,4 @@ def rounding_allowance(
         size = lower[:, 0].abs()
         size = size + matrix.abs() @ graph.forward(box.center)[0].flatten().abs()
         size = size + by_chunks("the rounding allowance", rows, of_inputs, cut, untimed)
-    return allowance_of(size).cpu().numpy()
+    return allowance_of(graph.neurons.agreed(size)).cpu().numpy()
