@@ -134,19 +134,19 @@ class InstanceRun:
 
     def _confirm(self, region: Region, point: np.ndarray) -> Counterexample | None:
         """Replay a candidate on rank 0 and tell the others, so that all go the same way."""
-        world = self._session.ranks.world
-        found: Counterexample | None = None
-        if world.rank == 0 and self._network.onnx_path is not None:
-            found = confirm(self._network.onnx_path, region, point, run_onnx)
-        agreed: Counterexample | None = world.broadcast_object(found)
-        return agreed
+        return self._replayed(self._session.ranks.world, region, point)
 
     def _confirm_alone(self, region: Region, point: np.ndarray) -> Counterexample | None:
         """Replay a candidate that other ranks do not have; they learn of it after the round.
 
         Ranks that share layers have it all, and go by the first of them.
         """
-        group = self._session.ranks.tp
+        return self._replayed(self._session.ranks.tp, region, point)
+
+    def _replayed(
+        self, group: Communicator, region: Region, point: np.ndarray
+    ) -> Counterexample | None:
+        """What the first rank of a group makes of a candidate; the same on all of its ranks."""
         found: Counterexample | None = None
         if group.rank == 0 and self._network.onnx_path is not None:
             found = confirm(self._network.onnx_path, region, point, run_onnx)

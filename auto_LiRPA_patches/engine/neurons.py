@@ -60,8 +60,7 @@ class Neurons:
         with torch.no_grad():
             for node, tensor in tensors.items():
                 if node not in self.split:
-                    own = tensor.detach().clone(memory_format=torch.contiguous_format)
-                    tensor.copy_(self.group.broadcast(own))
+                    tensor.copy_(self.agreed(tensor))
 
     def agreed_bounds(self, node: int, bounds: Interval) -> Interval:
         """Bounds of a node as the first rank has them; of a split node, as they are."""

@@ -8,9 +8,9 @@ take it for theirs.
 from __future__ import annotations
 
 from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.number_hash import hash_of
 
 _STEPS = 64
-_MODULUS = (1 << 61) - 1
 Step = tuple[int, int]
 """A parameter's index, and how often it was gathered before."""
 
@@ -52,10 +52,7 @@ class GatherTrail:
         Raises:
             RanksDisagreeError: on every rank, if they come here and to another collective.
         """
-        mark = 0
-        for step in self._steps:
-            for number in step:
-                mark = (mark * 1_000_003 + number + 1) % _MODULUS
+        mark = hash_of(number for step in self._steps for number in step)
         own = [len(self._steps), mark, registered, digest, layout]
         rows = self._communicator.all_gather_integers("weights gathered", own)
         if len(set(rows)) == 1:

@@ -25,6 +25,7 @@ from auto_LiRPA_patches.errors import MemoryRanOutError, RankMismatchError
 from auto_LiRPA_patches.sharding.collectives import Communicator
 from auto_LiRPA_patches.sharding.gather_trail import Step
 from auto_LiRPA_patches.sharding.host_trail import TRAIL_BYTES, HostTrail, parting
+from auto_LiRPA_patches.sharding.number_hash import hash_of
 
 # A file begins with its secret, the place where its last slice ends, and the trail.
 _SECRET_BYTES, _COUNT_BYTES = 16, 8
@@ -32,7 +33,6 @@ _TRAIL = _SECRET_BYTES + _COUNT_BYTES
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _HEAD_BYTES = -(-(_TRAIL + TRAIL_BYTES) // _PAGE) * _PAGE
 _PATIENCE_SECONDS = 2.0
-_MODULUS = (1 << 61) - 1
 _ALIGNED = 64  # as torch's own allocator does
 # Python keeps a descriptor for each mapping: one for each slice would soon be too many.
 _SPAN_BYTES = 1 << 28
@@ -64,6 +64,7 @@ class HostSlices:
         self._communicator = communicator
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._offsets: dict[int, int] = {}
+        self._layout = 0
         self._file = _anonymous_file()
         self._spans: list[_Span] = []
         self._end = _HEAD_BYTES
@@ -106,6 +107,7 @@ class HostSlices:
             self._file = None  # `meet` tells the others
             return None
         self._offsets[index] = start
+        self._layout = hash_of((index, start, num_bytes), self._layout)
         self._end = start + -(-num_bytes // _ALIGNED) * _ALIGNED
         os.pwrite(self._file, self._end.to_bytes(_COUNT_BYTES, "little"), _SECRET_BYTES)
         if length == 0:
@@ -121,10 +123,7 @@ class HostSlices:
     @property
     def layout(self) -> int:
         """A number that differs, as good as surely, where slices lie elsewhere."""
-        mark = self._end
-        for index, offset in self._offsets.items():
-            mark = (mark * 1_000_003 + index * 8191 + offset) % _MODULUS
-        return mark
+        return self._layout
 
     def meet(self) -> bool:
         """Whether every rank can read every other's slices; collective the first time.
@@ -136,10 +135,12 @@ class HostSlices:
             self._met = True
             mine = None if self._file is None else _Address(os.getpid(), self._file, self._secret)
             found = [_open(address) for address in self._communicator.all_gather_object(mine)]
-            self._files += [file for file in found if file is not None]
             opened = [file for file in found if file is not None]
             if self._communicator.agree_all(len(opened) == len(found)):
                 self._peers = opened
+                self._files += opened
+            else:
+                _close(opened)
         return self._peers is not None
 
     def note(self, step: Step) -> None:

@@ -15,8 +15,10 @@ _FRESH_BYTES = 32 << 20
 
 def prefer_huge_pages(buffer: Tensor) -> Tensor:
     """Return `buffer`, contiguous, after the advice; a hint, which systems may not know."""
+    if buffer.device.type != "cpu" or buffer.nbytes <= _FRESH_BYTES:
+        return buffer
     advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if buffer.device.type == "cpu" and buffer.nbytes > _FRESH_BYTES and advise is not None:
+    if advise is not None:
         start = -(-buffer.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (buffer.data_ptr() + buffer.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_HUGEPAGE)

@@ -53,6 +53,7 @@ from auto_LiRPA_patches.sharding.gather_trail import GatherTrail, Step
 from auto_LiRPA_patches.sharding.host_slices import HostSlices
 from auto_LiRPA_patches.sharding.huge_pages import prefer_huge_pages
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as
+from auto_LiRPA_patches.sharding.number_hash import hash_of
 from auto_LiRPA_patches.sharding.weights import (
     ParameterShare,
     WeightHandle,
@@ -64,7 +65,6 @@ from auto_LiRPA_patches.sharding.weights import (
 
 _CONTENT_HEX_DIGITS = 16
 _DIGEST_HEX_DIGITS = 15  # 60 bits, so that it fits a signed 64-bit integer
-_HASH_MODULUS = (1 << 61) - 1
 _PACKETS_AHEAD = 3
 _NOTHING = -1
 _NEXT = 2  # place in a plan of the weight asked for next
@@ -260,7 +260,7 @@ class ShardedWeights(WeightSource):
         flat = ticket.packet.payload() if ticket.slices is None else ticket.slices.wait().view(-1)
         self._look_ahead(handle)
         self._uses[handle.index] += 1
-        self._past = _hash((handle.index,), self._past)
+        self._past = hash_of((handle.index,), self._past)
         return flat.view(part.dtype)
 
     def _read(self, host: HostSlices, handle: WeightHandle) -> Tensor:
@@ -332,7 +332,7 @@ class ShardedWeights(WeightSource):
             announced=_NOTHING if handle is None else handle.index,
             digest=self._digest_number,
             then=plan[_NEXT] if len(plan) > _NEXT else _NOTHING,
-            plan=_hash(plan),
+            plan=hash_of(plan),
         )
         part = None if handle is None else self._slices[handle.index]
         inline = part if part is not None and fits(part) else None
@@ -415,12 +415,6 @@ def _disagreement(listing: str, ranks: int) -> str:
         f"weights: expected all {ranks} ranks to gather the same parameter, but {listing}. "
         "Going on would mix their weights; the ranks did not follow one schedule."
     )
-
-
-def _hash(numbers: Sequence[int], start: int = 0) -> int:
-    for number in numbers:
-        start = (start * 1_000_003 + number + 1) % _HASH_MODULUS
-    return start
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,18 +19,15 @@ from auto_LiRPA_patches.engine.adam import ProjectedAdam
 from auto_LiRPA_patches.engine.neurons import Neurons
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
-from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
 from auto_LiRPA_patches.sharding.collectives import Ranks
-from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
-from complete_verifier.model.network import Network
 from tests.distributed.ranks import RankPool
+from tests.distributed.test_tensor_parallel_branching import _module, _network
 from tests.unit.bab.test_activation_branching import _confirm
-from tests.unit.bounds.region_cases import at_most, network_of, region
-from tests.unit.engine.nets import mlp
+from tests.unit.bounds.region_cases import at_most, region
 
 pytestmark = pytest.mark.distributed
 
@@ -44,7 +40,7 @@ def _rounding(ranks: Ranks, agree: bool) -> Iterator[None]:
 
     Without `agree`, each rank goes on with what it has.
     """
-    exact, agreed, agree_on = backward.concretize, Neurons.agreed, Neurons.agree_on
+    exact, agreed = backward.concretize, Neurons.agreed
     move = ProjectedAdam.move
 
     def noisy(own: Any, gradients: Any, **options: Any) -> None:
@@ -64,25 +60,10 @@ def _rounding(ranks: Ranks, agree: bool) -> Iterator[None]:
             backward.concretize = lambda coeffs, box: exact(coeffs, box) * (1 + 3e-7)
         if not agree:
             Neurons.agreed = lambda self, value: value
-            Neurons.agree_on = lambda self, tensors: None
         yield
     finally:
-        backward.concretize, Neurons.agreed, Neurons.agree_on = exact, agreed, agree_on
+        backward.concretize, Neurons.agreed = exact, agreed
         ProjectedAdam.move = move
-
-
-def _module() -> nn.Module:
-    torch.manual_seed(11)
-    module = mlp(3, 9, 7, 8, 2, activation=nn.ReLU).eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(1.6)
-    return module
-
-
-def _network(ranks: Ranks) -> Network:
-    network = network_of(_module(), (3,))
-    return replace(network, graph=split_neurons(network.graph, ranks.tp, OneRankWeights()))
 
 
 # -- run by every rank ---------------------------------------------------------------------
@@ -90,7 +71,7 @@ def _network(ranks: Ranks) -> Network:
 
 def bound(ranks: Ranks, agree: bool) -> list[Any]:
     """Margins, and the slopes of neurons that every rank has."""
-    network = _network(ranks)
+    network = _network(ranks, _module(nn.ReLU))
     where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], 0.3))
     with _rounding(ranks, agree):
         found = verify_region(network, where, BoundSettings(alpha=AlphaOptions(iterations=5)))
@@ -103,16 +84,16 @@ def bound(ranks: Ranks, agree: bool) -> list[Any]:
 
 def evaluate(ranks: Ranks, agree: bool) -> list[float]:
     """At points that differ: without agreement, each neuron would be at its own rank's point."""
-    network = _network(ranks)
+    network = _network(ranks, _module(nn.ReLU))
     points = torch.full((1, 3), 0.25 + 0.01 * ranks.tp.rank)
     with _rounding(ranks, agree), torch.no_grad():
         here = network.forward(points)
-        there = _module()(torch.full((1, 3), 0.25))
+        there = _module(nn.ReLU)(torch.full((1, 3), 0.25))
     return (here - there).abs().flatten().tolist()
 
 
 def branch(ranks: Ranks) -> dict[str, Any]:
-    network = _network(ranks)
+    network = _network(ranks, _module(nn.ReLU))
     where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], -0.6))
     with _rounding(ranks, True):
         found = verify_region(network, where, BoundSettings(method="crown"))
