@@ -5,6 +5,7 @@
     python scripts/reproduce_tables.py 5 --only 4096x8
     python scripts/reproduce_tables.py 5 --only 8192x4 --resume
     python scripts/reproduce_tables.py modes              # memory and time of each parallel mode
+    python scripts/reproduce_tables.py memory rate        # plots over 1, 2, 4 and 8 ranks
 
 Starts its own processes and ranks (torchrun). Writes expN.md, expN.csv and, where matplotlib is
 installed (the extra "plots"), expN.png below --folder; records of whole verifications lie beside.
@@ -26,6 +27,7 @@ from tables import (
     experiment7,
     experiment8,
     modes,
+    scaling,
 )
 from tables.ranks import ROOT, RunFailedError, Setting
 from tables.table import Table
@@ -40,6 +42,8 @@ EXPERIMENTS: dict[str, Callable[[Setting], Table]] = {
     "7": experiment7.run,
     "8": experiment8.run,
     "modes": modes.run,
+    "memory": scaling.memory,
+    "rate": scaling.rate,
 }
 
 

@@ -17,10 +17,12 @@ class Bars:
     Attributes:
         label: heading of the vertical axis, with its unit.
         columns: headings of the columns whose numbers become bars, one colour each.
+        stacked: the columns are parts of a whole; else they stand side by side.
     """
 
     label: str
     columns: tuple[str, ...]
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,16 @@ def plot(table: Table, bars: Bars, path: Path) -> bool:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(1.5 + 1.6 * len(table.rows), 4.0))
-    width = 0.8 / len(bars.columns)
+    width = 0.8 if bars.stacked else 0.8 / len(bars.columns)
+    below = [0.0] * len(table.rows)
     for number, heading in enumerate(bars.columns):
         place = table.headings.index(heading)
         heights = [_height(row[place]) for row in table.rows]
-        spots = [row + number * width for row in range(len(table.rows))]
-        axes.bar(spots, heights, width, label=heading)
-    axes.set_xticks([row + 0.4 - width / 2 for row in range(len(table.rows))])
+        offset = 0.4 if bars.stacked else (number + 0.5) * width
+        spots = [row + offset for row in range(len(table.rows))]
+        axes.bar(spots, heights, width, bottom=below if bars.stacked else 0.0, label=heading)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    axes.set_xticks([row + 0.4 for row in range(len(table.rows))])
     axes.set_xticklabels([show(row[0]) for row in table.rows])
     axes.set_ylabel(bars.label)
     axes.set_title(table.title, fontsize=9)

@@ -19,7 +19,9 @@ class Case:
         config: of exp_configs/fsdp, without suffix.
         paper_subproblems, paper_one, paper_two: published counts and peaks (MB, one GPU and per
             rank of two); None where none are.
-        flags: for the verifier, besides those of the config.
+        worlds: numbers of ranks; the first one, a single rank, is what the others are held to.
+        flags: for the verifier, besides those of the config: what is asked.
+        shards: flags that say what several ranks share.
     """
 
     name: str
@@ -27,7 +29,9 @@ class Case:
     paper_subproblems: int | None
     paper_one: float | None
     paper_two: float | None
+    worlds: tuple[int, ...]
     flags: tuple[str, ...] = ()
+    shards: tuple[str, ...] = ()
 
 
 HEADINGS = (
@@ -52,18 +56,23 @@ _ROUNDING = 1e-5  # what shard_specs may change without tiles, after 20 iteratio
 BARS = Bars("peak, MB per rank", ("paper peak MB", "peak MB"))
 
 
-def compare(
-    setting: Setting, cases: Sequence[Case], worlds: Sequence[int]
-) -> list[tuple[Any, ...]]:
-    """A row per case and number of ranks; the first number of ranks is what others are held to."""
+def compare(setting: Setting, cases: Sequence[Case]) -> list[tuple[Any, ...]]:
+    """A row per case and number of ranks.
+
+    One rank has nothing to share, so cases that ask the same question have one such run in common.
+    """
     rows: list[tuple[Any, ...]] = []
+    alone: dict[tuple[str, ...], dict[str, Any]] = {}
     for case in cases:
-        if setting.wanted(case.name):
-            records = [verify(setting, case.config, ranks, *case.flags) for ranks in worlds]
-            rows += [
-                _row(case, ranks, record, records[0])
-                for ranks, record in zip(worlds, records, strict=True)
-            ]
+        if not setting.wanted(case.name):
+            continue
+        question = (case.config, *case.flags)
+        if question not in alone:
+            alone[question] = verify(setting, case.config, 1, *case.flags)
+        for ranks in case.worlds:
+            shared = (*case.flags, *case.shards)
+            record = alone[question] if ranks == 1 else verify(setting, case.config, ranks, *shared)
+            rows.append(_row(case, ranks, record, alone[question]))
     return rows
 
 

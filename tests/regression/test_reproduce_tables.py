@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import experiment5, experiment6, ranks, verifications
-from tables.ranks import Setting
-from tables.table import Bars, Table
+from tables import experiment5, experiment6, ranks, scaling, verifications
+from tables.ranks import RunFailedError, Setting
+from tables.table import Bars, Table, plot
 
 from tests.regression.user_runs import ROOT
 
@@ -41,6 +41,22 @@ def test_a_table_is_written_as_markdown_csv_and_plot(tmp_path: Path) -> None:
         assert list(csv.reader(file))[1:] == [["a", "", "1.23456"], ["b", "3", "4.0"]]
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert TABLE.text.splitlines()[2].split() == ["network", "paper", "MB", "MB"]
+
+
+def test_parts_of_a_whole_are_drawn_on_top_of_each_other(tmp_path: Path) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    shown: list[tuple[float, float]] = []
+    real = pyplot.Axes.bar
+
+    def bar(axes: Any, spots: Any, heights: Any, width: Any, **options: Any) -> Any:
+        drawn = real(axes, spots, heights, width, **options)
+        shown.extend((patch.get_y(), patch.get_height()) for patch in drawn)
+        return drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyplot.Axes, "bar", bar)
+        plot(TABLE, Bars("MB", ("MB", "MB"), stacked=True), tmp_path / "t.png")
+    assert shown == [(0.0, 1.23456), (0.0, 4.0), (1.23456, 1.23456), (4.0, 4.0)]
 
 
 def test_a_row_with_a_cell_too_few_is_refused() -> None:
@@ -85,16 +101,44 @@ def test_bounds_that_differ_in_the_last_bit_are_not_called_the_same(
 ) -> None:
     records = {1: record(0.1, 10**6), 2: record(0.1, 5 * 10**5), 3: record(0.1 + 2**-56, 10**6)}
     monkeypatch.setattr(verifications, "verify", lambda _, __, ranks, *flags: records[ranks])
-    case = verifications.Case("x", "resnet_medium", 130, 960.0, 930.0)
+    case = verifications.Case("x", "resnet_medium", 130, 960.0, 930.0, (1, 2, 3))
     setting = Setting("small", tmp_path, tmp_path)
     found = [
         dict(zip(verifications.HEADINGS, row, strict=True))
-        for row in verifications.compare(setting, [case], [1, 2, 3])
+        for row in verifications.compare(setting, [case])
     ]
     assert [row["same bounds"] for row in found] == ["yes", "yes", "NO"]
     assert [row["paper peak MB"] for row in found] == [960.0, 930.0, None]
     assert [row["saved %"] for row in found] == [0.0, 50.0, 0.0]
     assert found[1]["peak MB"] == found[1]["other MB"] == 0.5  # of the rank with the higher peak
+
+
+def test_cases_with_one_question_have_their_one_rank_run_in_common(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs: list[tuple[object, ...]] = []
+
+    def verify(_: object, *words: object) -> dict[str, Any]:
+        runs.append(words)
+        return record(0.1, 10**6)
+
+    monkeypatch.setattr(verifications, "verify", verify)
+    paper = ("net", None, None, None)
+    cases = [
+        verifications.Case("weights", *paper, (1, 2), ("--a",)),
+        verifications.Case("rows", *paper, (1, 2), ("--a",), ("--rows",)),
+        verifications.Case("other question", *paper, (1,), ("--b",)),
+    ]
+    rows = verifications.compare(Setting("small", tmp_path, tmp_path), cases)
+    assert [row[0] for row in rows] == [
+        *("weights, P=1", "weights, P=2", "rows, P=1", "rows, P=2", "other question, P=1"),
+    ]
+    assert runs == [
+        ("net", 1, "--a"),
+        ("net", 2, "--a"),
+        ("net", 2, "--a", "--rows"),
+        ("net", 1, "--b"),
+    ]
 
 
 @pytest.mark.parametrize(("moved", "told"), [(0.0, "yes"), (2e-6, "within 2.0e-06"), (2e-5, "NO")])
@@ -116,6 +160,27 @@ def test_memory_above_its_share_is_called_missed() -> None:
 
     text = experiment6.against_the_bar("x", [row(1, 110.0), row(2, 64.0), row(4, 41.0)], 10.0)
     assert "P = 2: 1.080, peak(1) / peak(P) = 1.72; P = 4: 1.240 (MISSED)" in text
+
+
+def test_rates_of_unequal_work_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    visited = dict.fromkeys(scaling.WORLDS, 600)
+
+    def verify(_: object, __: object, ranks: int, *flags: str) -> dict[str, Any]:
+        found = record(0.1, 10**6)
+        found["bab"]["domains_visited"] = visited[ranks]
+        found["seconds"]["bab"] = 6.0 / ranks
+        return found
+
+    monkeypatch.setattr(scaling, "verify", verify)
+    setting = Setting("small", tmp_path, tmp_path)
+    assert [row[2:] for row in scaling.rate(setting).rows] == [
+        (100.0 * ranks, float(ranks)) for ranks in scaling.WORLDS
+    ]
+    visited[4] = 601
+    with pytest.raises(RunFailedError, match="4: 601"):
+        scaling.rate(setting)
 
 
 def ranks_of(path: Path) -> dict[str, Any]:
