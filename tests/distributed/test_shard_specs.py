@@ -34,6 +34,7 @@ from tests.unit.engine import nets
 pytestmark = pytest.mark.distributed
 
 TILE = 16
+RADII = (0.1, 0.5357, 0.6161, 0.7085, 1.425, 1.8846, 2.4924, 3.7906, 7.6)
 IN_TILES = BoundOptions(tile_rows=TILE)
 IN_CHUNKS = BoundOptions(chunk_rows=40)
 DENSE = replace(IN_CHUNKS, sparse_rows=False, sparse_alpha=False)
@@ -156,6 +157,26 @@ def _bounds(ranks: Ranks, case: Case) -> dict[str, Tensor]:
 def _inner(method: str, bounds: Any, graph: Graph) -> dict[str, Tensor]:
     own: dict[str, Interval] = {f"{method} {node}": bounds[node] for node in graph.bounded}
     return {key: torch.stack([value.lower, value.upper]) for key, value in own.items()}
+
+
+def bounds_over_radii(ranks: Ranks, sparse: bool) -> list[tuple[int, Tensor]]:
+    """α-CROWN where no neuron of the second layer is unstable, one, and so on: count and bounds."""
+    torch.manual_seed(5)
+    graph = nets.graph_of(nets.mlp(4, 6, 5, 3), (4,), torch.float32)
+    share = RowShare(ranks.data)
+    options = BoundOptions(row_share=share, sparse_rows=sparse, sparse_alpha=sparse)
+    second = graph.bounded[1]
+    found = []
+    for radius in RADII:
+        torch.manual_seed(6)
+        box = nets.boxes(graph.input_shape, 1, radius, torch.float32)
+        matrix = nets.signed_outputs(graph)
+        state, _ = nets.crown(graph, box, matrix, options)
+        bounds = state.bounds[second]
+        unstable = int(((bounds.lower < 0) & (bounds.upper > 0)).sum())
+        result = nets.alpha_crown(graph, box, matrix, AlphaOptions(iterations=2), options)
+        found.append((unstable, result.lower))
+    return found
 
 
 def gather_other_rows(ranks: Ranks) -> str:
@@ -295,6 +316,17 @@ def test_otherwise_bounds_differ_by_rounding_alone(
     rank_pool: RankPool, case: Case, worlds: tuple[int, ...]
 ) -> None:
     assert not _compare(rank_pool, case, _near, worlds)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_any_number_of_unstable_neurons_is_shared(rank_pool: RankPool, sparse: bool) -> None:
+    """Field case 28: none, one, ... all; with four ranks some have no row at all."""
+    (alone,) = rank_pool.run(bounds_over_radii, 1, True)
+    assert {count for count, _ in alone} == set(range(6))
+    for other in rank_pool.run(bounds_over_radii, 4, sparse, timeout=120):
+        for (count, lower), (reference, expected) in zip(other, alone, strict=True):
+            assert count == reference
+            torch.testing.assert_close(lower, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bug", list(BUGS))
