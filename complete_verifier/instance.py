@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
@@ -190,7 +190,7 @@ class InstanceRun:
         return replace(
             found,
             verdict=Verdict.UNSAT,
-            reason="bounds exclude every violation",
+            reason=_proof_reason(regions),
             regions=regions,
         )
 
@@ -215,14 +215,14 @@ class InstanceRun:
             return replace(found, reason="incomplete verification is turned off")
         start = self._clock.seconds()
         regions: list[RegionBounds] = []
-        verdict, reason, first_open = Verdict.UNSAT, "bounds exclude every violation", ""
+        verdict, first_open = Verdict.UNSAT, ""
         for number in range(len(self._specification.regions)):
             try:
                 bounds = self._verification(number).finish()
             except NonFiniteBoundError as error:
                 bounds, reason = RegionBounds(proven=False), str(error)
             else:
-                reason = reason if bounds.proven else self._open_reason(bounds, number)
+                reason = self._open_reason(bounds, number)
             self._verifications.pop(number, None)  # its relaxations are not needed any more
             regions.append(bounds)
             if not bounds.proven:
@@ -232,7 +232,7 @@ class InstanceRun:
         return replace(
             found,
             verdict=verdict,
-            reason=first_open or reason,
+            reason=first_open or _proof_reason(regions),
             regions=tuple(regions),
             bound_seconds=found.bound_seconds + self._clock.seconds() - start,
         )
@@ -331,15 +331,20 @@ class InstanceRun:
     def _open_reason(self, bounds: RegionBounds, number: int) -> str:
         if bounds.starved:
             return bounds.starved
-        margins = bounds.alpha_crown or bounds.crown
         method = "α-CROWN" if bounds.alpha_crown else "the first bounds"
         where = f" in region {number + 1}" if len(self._specification.regions) > 1 else ""
-        worst = f", worst margin {min(margins):.6g}" if margins else ""
+        worst = "" if bounds.worst_margin is None else f", worst margin {bounds.worst_margin:.6g}"
         ended = "time for bounds ran out, and they" if bounds.timed_out else "bounds"
         return f"{ended} leave the property open{where} ({method}{worst})"
 
     def _timeout_reason(self) -> str:
         return f"the time limit of {self._clock.limit_seconds:g} s was reached"
+
+
+def _proof_reason(regions: Sequence[RegionBounds]) -> str:
+    margins = [own.worst_margin for own in regions if own.worst_margin is not None]
+    worst = f", worst margin {min(margins):.6g}" if margins else ""
+    return f"bounds exclude every violation{worst}"
 
 
 def _sat_reason(counterexample: Counterexample) -> str:

@@ -52,6 +52,8 @@ class RegionBounds:
             clauses' rows, by the method's first pass; empty if time ran out before. A proof needs
             more than zero: see `rounding_allowance`.
         alpha_crown: the same after α-CROWN; empty where it did not run.
+        worst_margin: the best bounds' margin of the clause nearest to being possible; None where
+            nothing was bounded.
         iterations: α steps taken.
         timed_out: the clock ended the work early.
         starved: what did not fit into which rank's memory; empty where all did.
@@ -61,6 +63,7 @@ class RegionBounds:
     proven: bool
     crown: tuple[float, ...] = ()
     alpha_crown: tuple[float, ...] = ()
+    worst_margin: float | None = None
     iterations: int = 0
     timed_out: bool = False
     starved: str = ""
@@ -92,6 +95,7 @@ class _FirstPass:
         allowance: ``[S]`` the arithmetic's part.
         excluded: ``[num_clauses]``.
         margins: ``[K]`` as they are reported.
+        worst_margin: of the clause nearest to being possible, as it is reported.
     """
 
     state: Relaxations
@@ -100,6 +104,7 @@ class _FirstPass:
     allowance: np.ndarray
     excluded: np.ndarray
     margins: tuple[float, ...]
+    worst_margin: float
 
 
 class RegionVerification:
@@ -136,7 +141,11 @@ class RegionVerification:
                 self._known = RegionBounds(proven=False, starved=str(error))
         if self._pass is None:
             return self._known or RegionBounds(proven=False)
-        return RegionBounds(proven=bool(self._pass.excluded.all()), crown=self._pass.margins)
+        return RegionBounds(
+            proven=bool(self._pass.excluded.all()),
+            crown=self._pass.margins,
+            worst_margin=self._pass.worst_margin,
+        )
 
     def remaining(self) -> Region:
         """The region without the clauses that the first bounds exclude."""
@@ -167,19 +176,15 @@ class RegionVerification:
     def _improved(self, found: _FirstPass) -> RegionBounds:
         """What α-CROWN makes of the first bounds, and the root for branching."""
         if self.settings.method == "alpha-crown" and self.settings.alpha.iterations > 0:
-            return self._alpha(
-                found.state,
-                found.lower,
-                (found.slack, found.allowance),
-                found.excluded,
-                found.margins,
-            )
+            return self._alpha(found)
         alphas = found.state.initial_alphas(self.rows.num_rows)
         inner = self._inner_rows(found.state) if self.settings.alpha.keep_inner else ()
         root = self._root(
             found.state, found.state.bounds, alphas, (found.lower, found.slack), inner
         )
-        return RegionBounds(proven=False, crown=found.margins, root=root)
+        return RegionBounds(
+            proven=False, crown=found.margins, worst_margin=found.worst_margin, root=root
+        )
 
     def _bound(self) -> _FirstPass:
         settings = self.settings
@@ -204,6 +209,7 @@ class RegionVerification:
             allowance=allowance,
             excluded=self.rows.excluded(first - allowance, settings.threshold),
             margins=tuple(self.rows.margins(first).tolist()),
+            worst_margin=self.rows.worst_margin(first),
         )
 
     def _forward(self) -> tuple[Relaxations, Tensor]:
@@ -217,18 +223,11 @@ class RegionVerification:
             lower = torch.fmax(lower, crown_bounds(state, self._spec(self.matrix), options))
         return state, lower
 
-    def _alpha(
-        self,
-        state: Relaxations,
-        first: np.ndarray,
-        taken_off: tuple[np.ndarray, np.ndarray],
-        excluded: np.ndarray,
-        crown: tuple[float, ...],
-    ) -> RegionBounds:
-        slack, allowance = taken_off
+    def _alpha(self, found: _FirstPass) -> RegionBounds:
+        state, first, slack = found.state, found.lower, found.slack
         wanted = np.ones(self.rows.num_rows, dtype=bool)
         if self.settings.prune_after_crown:
-            wanted = self.rows.rows_of_open_clauses(excluded)
+            wanted = self.rows.rows_of_open_clauses(found.excluded)
         kept = np.flatnonzero(wanted)
         best = first.copy()
 
@@ -254,12 +253,13 @@ class RegionVerification:
             places = torch.from_numpy(kept).to(self.box.lower.device)
             for index, alpha in result.alphas.items():
                 alphas[index] = alphas[index].index_copy(1, places, alpha)
-            inner = tuple(InnerRows(node, *found) for node, found in sorted(result.inner.items()))
+            inner = tuple(InnerRows(node, *rows) for node, rows in sorted(result.inner.items()))
             root = self._root(state, result.bounds, alphas, (best, slack), inner)
         return RegionBounds(
             proven=proven,
-            crown=crown,
-            alpha_crown=tuple(self.rows.margins(best + allowance).tolist()),
+            crown=found.margins,
+            alpha_crown=tuple(self.rows.margins(best + found.allowance).tolist()),
+            worst_margin=self.rows.worst_margin(best + found.allowance),
             iterations=result.iterations,
             timed_out=result.timed_out and not proven,
             root=root,

@@ -62,6 +62,15 @@ class OutputRows:
         """``lower - rhs`` per constraint, ``[K]``; positive excludes the constraint's clause."""
         return lower[self.row_of] - self.rhs
 
+    def worst_margin(self, lower: np.ndarray) -> float:
+        """The margin of the clause that is nearest to being possible: positive excludes all.
+
+        A clause has that of its best row, since one impossible row suffices.
+        """
+        best = np.full(self.num_clauses, -np.inf)
+        np.fmax.at(best, self.clause_of, self.margins(lower))
+        return float(best.min())
+
     def excluded(self, lower: np.ndarray, threshold: float = 0.0) -> np.ndarray:
         """Which clauses no point of the box satisfies, ``[num_clauses]`` bool.
 

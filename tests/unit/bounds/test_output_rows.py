@@ -56,6 +56,15 @@ def test_one_impossible_row_makes_a_conjunction_impossible() -> None:
     assert rows.excluded(np.array([0.0, 5.0])).tolist() == [False]
 
 
+def test_the_worst_margin_is_the_best_row_of_the_worst_clause() -> None:
+    rows = output_rows((clause([[1.0], [-1.0]], [0.0, 5.0]), clause([[2.0]], [1.0])), 1)
+    assert rows.worst_margin(np.array([0.5, -100.0, 9.0])) == 0.5
+    assert rows.worst_margin(np.array([0.5, 7.0, 1.25])) == 0.25
+    assert rows.worst_margin(np.array([0.5, np.nan, np.nan])) == -np.inf
+    empty = output_rows((clause([[1.0]], [0.0]), Clause(np.zeros((0, 1)), np.zeros(0))), 1)
+    assert empty.worst_margin(np.array([1.0])) == -np.inf
+
+
 def test_every_clause_of_a_disjunction_must_be_excluded_on_its_own() -> None:
     rows = output_rows((clause([[1.0, 0.0]], [0.0]), clause([[0.0, 1.0]], [0.0])), 2)
     assert rows.excluded(np.array([1.0, -1.0])).tolist() == [True, False]
