@@ -22,6 +22,27 @@ def support_table() -> str:
     return "\n".join((*_HEAD, *(_row(key, support_of(key)) for key in keys)))
 
 
+def support_summary() -> str:
+    """A Markdown table with a row per section: its keys by what is done with them.
+
+    A dagger marks keys that only some values of are implemented.
+    """
+    sections: dict[str, dict[Status, list[str]]] = {}
+    for key in (*key_table(), *LEGACY_KEYS):
+        support = support_of(key)
+        section, _, rest = key.partition(".")
+        partly = bool(support.implemented or support.refused or support.instead)
+        status, mark = (Status.IMPLEMENTED, "†") if partly else (support.status, "")
+        kinds = sections.setdefault(section, {status: [] for status in Status})
+        kinds[status].append(f"`{rest or key}`{mark}")
+    head = ("section", *(_WORDS[status] for status in Status))
+    rows = [
+        (f"`{section}`", *(", ".join(kinds[status]) for status in Status))
+        for section, kinds in sections.items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
 def _row(key: str, support: Support) -> str:
     note = "; ".join(_notes(support)).replace("|", "\\|")
     return f"| `{key}` | {_WORDS[support.status]} | {note} |"

@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import readme_tables
 import yaml
 
 from complete_verifier.config import load_config
@@ -57,3 +58,10 @@ def test_a_config_of_the_readme_loads(block: str, tmp_path: Path) -> None:
 def test_local_links_and_paths_exist() -> None:
     for path in re.findall(r"`((?:scripts|exp_configs|\.ci)/?[\w./]*)`", README):
         assert (ROOT / path).exists(), path
+
+
+def test_tables_made_from_the_code_are_those_of_the_code() -> None:
+    """If not: python scripts/readme_tables.py readme."""
+    assert readme_tables.renewed(README) == README
+    with pytest.raises(ValueError, match="keys.* found it 0 times"):
+        readme_tables.renewed(README.replace("<!-- keys -->", ""))
