@@ -12,7 +12,8 @@ the box. Reference: Wang et al. 2021 (arXiv 2103.06624), theorem 3.1, for each o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.subproblems import BetaOptions, relu_like
 from auto_LiRPA_patches.operators.base import num_elements
@@ -147,10 +149,7 @@ def _refine_node(root: Root, node: int, context: RefineContext, settings: Refine
     mine = elements[ranks.rank :: ranks.size]
 
     def work() -> None:
-        for block in mine.split(max(1, settings.batch_size // 2)):
-            if context.bounds.out_of_time(0.0):
-                return
-            found = _bounds_of(root, node, block, context, settings)
+        for block, found in _blocks(root, node, mine, context, settings):
             lower[block] = lower[block].maximum(found[: len(block)])
             upper[block] = upper[block].minimum(-found[len(block) :])
 
@@ -166,6 +165,36 @@ def _refine_node(root: Root, node: int, context: RefineContext, settings: Refine
     left = int(((lower < 0) & (upper > 0)).sum())
     context.say(f"refinement of {name}: {left} of {len(elements)} unstable neurons left")
     return replace(root, bounds={**root.bounds, node: tighter})
+
+
+def _blocks(
+    root: Root, node: int, elements: Tensor, context: RefineContext, settings: RefineSettings
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Neurons ``[F]`` and their bounds ``[2F]``, block by block, until time runs out.
+
+    Smaller blocks follow one that memory did not hold, where no other rank waits for this one. A
+    neuron that does not fit by itself ends the layer: neurons keep the bounds they had.
+    """
+    partners, name = context.partners, root.graph.nodes[node].name
+    may_halve = not (partners.in_step or partners.layers_split)
+    waiting = deque(elements.split(max(1, settings.batch_size // 2)))
+    while waiting and not context.bounds.out_of_time(0.0):
+        block = waiting.popleft()
+        try:
+            found = _bounds_of(root, node, block, context, settings)
+        except Exception as error:
+            if not may_halve or not ran_out_of_memory(error):
+                raise
+            most = len(block) // 2
+        else:
+            yield block, found
+            continue
+        # Only now is the error forgotten, and with it the frames that hold what was computed.
+        if most == 0:
+            context.bounds.told(f"memory ran out: {name} is not refined further")
+            return
+        context.bounds.told(f"memory ran out: {most} neurons of {name} refined at a time")
+        waiting = deque(torch.cat([block, *waiting]).split(most))
 
 
 def _widest_first(lower: Tensor, upper: Tensor) -> Tensor:

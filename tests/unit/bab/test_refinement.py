@@ -147,6 +147,28 @@ def test_without_time_the_root_stays() -> None:
         assert torch.equal(refined.bounds[node].lower, bounds.lower)
 
 
+@pytest.mark.parametrize("fits", [3, 0])
+def test_neurons_that_memory_does_not_hold_keep_their_bounds(
+    fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    run = NeuronTree.run
+
+    def starving(tree: NeuronTree) -> Tensor:
+        if tree._clauses.index.shape[0] > 2 * fits:  # two bounds of each neuron
+            raise torch.OutOfMemoryError("planted")
+        return run(tree)
+
+    monkeypatch.setattr(NeuronTree, "run", starving)
+    root = _root(2)
+    context = replace(_context(), bounds=BoundOptions(told=told.append))
+    refined = refine(root, context, SETTINGS)
+    assert _violations(refined, _values(refined, _points(2_000))) == 0
+    assert (_total_width(refined) < _total_width(root.without_inactive())) == (fits > 0)
+    assert any("not refined further" in line for line in told) == (fits == 0)
+    assert told
+
+
 @pytest.mark.parametrize("asks", [1, 3, 8])
 def test_synchronous_refinement_ends_with_the_instances_own_limit(asks: int) -> None:
     asked = 0
