@@ -4,7 +4,9 @@ Usage: python scripts/bench_ranks.py ONNX VNNLIB [--ranks 1 2 4] [flags of bench
 
 Every number of ranks starts from the same root, with one thread per rank. With --synchronous and
 --rounds all do the same work. What the machine itself gains from as many processes is measured
-beside it, by matrix products of the size that a batch makes: no speed-up can be expected above it.
+beside it: by matrix products of the size that a batch makes, which stay in a core's cache, and by
+copies, as many separate one-rank runs at once. These share memory and caches but nothing else: no
+speed-up can be expected above theirs.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Figures:
         rounds, ending: of branch and bound.
         seconds, cpu_seconds: of this rank's branch and bound.
         products: matrix products per second, all ranks at it at once.
+        copy_rate: subproblems per second of this rank's run on its own, all at it at once.
     """
 
     subproblems: int
@@ -49,6 +52,7 @@ class Figures:
     seconds: float
     cpu_seconds: float
     products: float
+    copy_rate: float
 
 
 def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
@@ -67,30 +71,37 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
     ranks.world.barrier()
     start, cpu = time.perf_counter(), time.process_time()
     outcome = case.run(options.rounds, partners)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    copy_rate = outcome.domains_visited / seconds
+    if ranks.world.size > 1:
+        ranks.world.barrier()
+        start = time.perf_counter()
+        copy_rate = case.run(options.rounds).domains_visited / (time.perf_counter() - start)
     return Figures(
         subproblems=outcome.domains_visited,
         rounds=outcome.rounds,
         ending=outcome.ending.value,
-        seconds=time.perf_counter() - start,
-        cpu_seconds=time.process_time() - cpu,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
         products=products,
+        copy_rate=copy_rate,
     )
 
 
 def table(found: Sequence[list[Figures]]) -> str:
     """One line per number of ranks; speed-ups are against the first."""
     lines = [
-        "ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  the machine's own  "
-        "ending"
+        "ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  copies  products  ending"
     ]
     first = found[0]
     for own in found:
         speed, base = _speed(own), max(_speed(first), 1e-9)
-        ceiling = sum(one.products for one in own) / sum(one.products for one in first)
+        products = sum(one.products for one in own) / sum(one.products for one in first)
+        copies = sum(one.copy_rate for one in own) / max(sum(o.copy_rate for o in first), 1e-9)
         lines.append(
             f"{len(own):5}  {own[0].subproblems:11}  {own[0].rounds:6}  {_seconds(own):7.1f}  "
             f"{sum(one.cpu_seconds for one in own):5.1f}  {speed:10.0f}  {speed / base:8.2f}  "
-            f"{ceiling:17.2f}  {own[0].ending}"
+            f"{copies:6.2f}  {products:8.2f}  {own[0].ending}"
         )
     return "\n".join(lines)
 
