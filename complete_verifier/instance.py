@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,6 @@ from auto_LiRPA_patches.engine.subproblems import splittable
 from auto_LiRPA_patches.errors import NonFiniteBoundError
 from auto_LiRPA_patches.sharding.collectives import Communicator
 from auto_LiRPA_patches.sharding.row_share import RowShare
-from auto_LiRPA_patches.sharding.whole_weights import held_whole
 from complete_verifier.attack.counterexample import Counterexample, confirm
 from complete_verifier.attack.search import attack_specification
 from complete_verifier.bab.context import BabContext, BabSettings
@@ -153,21 +152,23 @@ class InstanceRun:
         agreed: Counterexample | None = group.broadcast_object(found)
         return agreed
 
-    def _partners(self, *, whole: bool) -> Partners:
-        """The ranks that share a region's subproblems.
+    def _partners(self, *, inputs: bool) -> Partners:
+        """The ranks that share a region's subproblems. A collective.
 
         Args:
-            whole: what is computed of boxes differs from rank to rank, layer by layer, so that
-                ranks can share them only where each has all weights.
+            inputs: boxes are split. What is computed of them differs from rank to rank, layer by
+                layer, so that ranks can share them only where each reads weights by itself or has
+                them all.
         """
         ranks, parallel = self._session.ranks, self._session.config.parallel
         weights = self._network.graph.weights
-        too_large = whole and parallel.fsdp and weights.full_bytes > _MOST_WHOLE_BYTES
+        apart = not parallel.fsdp or weights.may_part()
+        too_large = inputs and not apart and weights.full_bytes > _MOST_WHOLE_BYTES
         if not parallel.shard_domains or too_large:
             # Alone with the subproblems, but others may use the layers together with this rank.
             followed = ranks.tp.size > 1 or (bool(parallel.fsdp) and ranks.data.size > 1)
             return replace(Partners.alone(), layers_split=followed)
-        in_step = ranks.data if parallel.fsdp and not whole else Communicator.single("weights")
+        in_step = Communicator.single("weights") if apart or inputs else ranks.data
         return Partners(ranks.data, in_step, layers_split=ranks.tp.size > 1)
 
     def _glance(self, found: Outcome) -> Outcome:
@@ -277,14 +278,14 @@ class InstanceRun:
         """One region's branch and bound; None where it cannot start."""
         graph, ranks = self._network.graph, self._session.ranks
         inputs = self._effort.splits_inputs(self._network.num_inputs, splittable(graph))
-        partners = self._partners(whole=inputs)
+        partners = self._partners(inputs=inputs)
         shared = partners.pool.size > 1
         options = self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds
         clock = self._clock
         if shared and not partners.in_step:
             # Within a round only the ranks that share layers do the same.
             clock = clock.among(ranks.tp)
-            options = replace(options, out_of_time=clock.out_of_time)
+            options = replace(options, out_of_time=clock.out_of_time, alone=ranks.tp.size == 1)
         context = BabContext(
             network=self._network,
             region=region,
@@ -297,7 +298,7 @@ class InstanceRun:
             memory_used=lambda: memory_used(self._session.device, self._session.ranks.world),
         )
         if inputs:
-            with held_whole(graph.weights) if shared else nullcontext():
+            with partners.apart(graph.weights):
                 return input_branch_and_bound(context, self._effort.input_split, settings)
         if bounds.root is None:
             return None

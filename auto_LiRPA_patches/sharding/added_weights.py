@@ -44,6 +44,17 @@ class AddedWeights(WeightSource):
         with self._base.gathering_once(), self._own.gathering_once():
             yield
 
+    def may_part(self) -> bool:
+        """Whether ranks can with both."""
+        own = self._own.may_part()
+        return self._base.may_part() and own
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Of both."""
+        with self._base.apart(), self._own.apart():
+            yield
+
     def settle(self) -> None:
         """Both."""
         self._base.settle()

@@ -8,7 +8,8 @@ Shapes (R ranks on the axis, n elements in the parameter, c = ceil(n / R)):
 
 Communication, where all ranks share a host: none; a rank reads the others' slices from their memory
 (`host_slices`). Nothing can be mixed then, but ranks that gather different weights do not compute
-the same, so every 64th gather they compare what they gathered (`gather_trail`).
+the same, so every 64th gather they compare what they gathered (`gather_trail`), unless they are
+meant to part (`apart`).
 
 Otherwise: a packet of fixed size per gather (`gather_packet`), which carries a small weight whole;
 of a larger one, c elements follow in a second message. Nothing is computed with the data, so a
@@ -111,9 +112,10 @@ class ShardedWeights(WeightSource):
         self._unchecked: deque[Packet] = deque()  # sent since the last gather began
         self._past = 0
         self._opened: dict[int, Tensor] | None = None
+        self._is_apart = False
 
     def gather(self, handle: WeightHandle) -> Tensor:
-        """Assemble the weight in a fresh buffer; collective over the communicator.
+        """Assemble the weight in a fresh buffer; collective over the communicator if not `apart`.
 
         With one rank the slice is the whole, and is returned without a copy.
 
@@ -146,6 +148,25 @@ class ShardedWeights(WeightSource):
             yield
         finally:
             self._opened = outer
+
+    def may_part(self) -> bool:
+        """Whether ranks read each other's slices, so that none waits for another."""
+        if self._communicator.size == 1:
+            return True
+        readable = all(part.device.type == "cpu" for part in self._slices)
+        return readable and self._host is not None and self._host.meet()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let every rank gather what it likes, when it likes; see `WeightSource.apart`."""
+        if not self.may_part():
+            raise ValueError("weights: ranks that send each other their slices cannot part")
+        self.settle()  # until here they have done the same
+        outer, self._is_apart = self._is_apart, True
+        try:
+            yield
+        finally:
+            self._is_apart = outer
 
     def settle(self) -> None:
         """Drop whatever was fetched ahead; no weight stays whole on any rank. A collective.
@@ -265,6 +286,15 @@ class ShardedWeights(WeightSource):
 
     def _read(self, host: HostSlices, handle: WeightHandle) -> Tensor:
         """Put a weight together out of the memory of this host's ranks."""
+        if not self._is_apart:
+            self._follow(host, handle)
+        elif not self._trail.knows(handle.index):
+            raise ValueError(f"weight {handle.name!r} was registered while ranks were apart")
+        part = self._slices[handle.index]
+        return host.read(handle.index, self._whole(part)).view(-1)
+
+    def _follow(self, host: HostSlices, handle: WeightHandle) -> None:
+        """Leave a trail, and compare it with the other ranks' now and then."""
         if not self._trail.knows(handle.index):
             self._compare_trails()  # before that another rank may not have registered it
         step = handle.index, self._uses[handle.index]
@@ -273,8 +303,6 @@ class ShardedWeights(WeightSource):
         self._uses[handle.index] += 1
         if self._trail.is_due:
             self._compare_trails()
-        part = self._slices[handle.index]
-        return host.read(handle.index, self._whole(part)).view(-1)
 
     def _compare_trails(self) -> None:
         layout = 0 if self._host is None else self._host.layout

@@ -132,6 +132,20 @@ class WeightSource(ABC):
         """
         return nullcontext()
 
+    def may_part(self) -> bool:
+        """Whether ranks can use weights each in its own order, see `apart`. A collective."""
+        return True
+
+    def apart(self) -> AbstractContextManager[None]:
+        """For work that differs from rank to rank: within, no other rank takes part in a gather.
+
+        All ranks enter together, and nothing is registered within.
+
+        Raises:
+            ValueError: this source's ranks cannot, see `may_part`.
+        """
+        return nullcontext()
+
     def settle(self) -> None:  # noqa: B027  nothing is on its way
         """Let go of whatever was fetched ahead of its use."""
 

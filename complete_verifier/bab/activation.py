@@ -55,7 +55,8 @@ def activation_branch_and_bound(
             domains_left=int((~root.excluded).sum()),
             lower_bound=float(root.rows.margins(root.lower).min()),
         )
-    return _Tree(root, context, settings).run()
+    with context.partners.apart(graph.weights):
+        return _Tree(root, context, settings).run()
 
 
 _LEAVES_PER_ASK = 16

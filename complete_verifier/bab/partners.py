@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.errors import RankMismatchError, VerifierError
 from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.weights import WeightSource
+from auto_LiRPA_patches.sharding.whole_weights import held_whole
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,8 @@ class Partners:
         weights: ranks that each hold a slice of the weights, so that every use of a layer is a
             collective: within a round they take every decision on which the sequence of layers
             depends alike, and a rank without work of its own computes on a stand-in. One rank
-            where weights are whole; then nobody waits for anybody within a round.
+            where weights are whole, or ranks read each other's slices (`WeightSource.apart`); then
+            nobody waits for anybody within a round.
         layers_split: ranks outside of `pool` and `weights` use the layers together with this one,
             and follow it call by call: those that share wide layers (tp), or weights (fsdp) where
             every rank follows the whole tree.
@@ -45,6 +49,15 @@ class Partners:
     def in_step(self) -> bool:
         """Whether ranks use the layers of the network together."""
         return self.weights.size > 1
+
+    def apart(self, weights: WeightSource) -> AbstractContextManager[None]:
+        """For rounds in which ranks of a pool use the layers each for its own subproblems.
+
+        Weights that can be had in common only are held whole meanwhile. All ranks enter together.
+        """
+        if self.in_step or self.pool.size == 1:
+            return nullcontext()
+        return weights.apart() if weights.may_part() else held_whole(weights)
 
     def share(self, count: int) -> int:
         """This rank's part of `count`, as even as can be; the first ranks get one more."""

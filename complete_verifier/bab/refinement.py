@@ -153,7 +153,8 @@ def _refine_node(root: Root, node: int, context: RefineContext, settings: Refine
             lower[block] = lower[block].maximum(found[: len(block)])
             upper[block] = upper[block].minimum(-found[len(block) :])
 
-    failure = partners.attempt(work)
+    with partners.apart(root.graph.weights):
+        failure = partners.attempt(work)
     if ranks.agree_any(failure is not None):
         partners.raise_together(failure)
     every = torch.cat([elements[rank :: ranks.size] for rank in range(ranks.size)])

@@ -16,7 +16,7 @@ from complete_verifier.bab.refinement import RefineContext, RefineSettings, refi
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
 from tests.distributed.ranks import RankPool
-from tests.distributed.test_shared_domains import network_on, seeded
+from tests.distributed.test_shared_domains import APART, IN_STEP, WHOLE, network_on, seeded
 from tests.unit.bounds.region_cases import at_most, region
 
 pytestmark = pytest.mark.distributed
@@ -31,9 +31,9 @@ SETTINGS = RefineSettings(
 )
 
 
-def refined(ranks: Ranks, fsdp: bool, swapped: bool = False) -> tuple[float, list[torch.Tensor]]:
+def refined(ranks: Ranks, weights: str, swapped: bool = False) -> tuple[float, list[torch.Tensor]]:
     """How much tighter a root became, and its ends, layer by layer."""
-    network = network_on(ranks, seeded(5, 16, 16, 16, 2), 5, fsdp=fsdp)
+    network = network_on(ranks, seeded(5, 16, 16, 16, 2), 5, fsdp=weights != WHOLE)
     where = region([-1] * 5, [1] * 5, at_most([1.0, -1.0], 100.0))
     settings = BoundSettings(bounds=TILES, alpha=AlphaOptions(iterations=2))
     root = verify_region(network, where, settings).root
@@ -42,7 +42,7 @@ def refined(ranks: Ranks, fsdp: bool, swapped: bool = False) -> tuple[float, lis
     if swapped:
         gather = pool.all_gather_uneven
         pool.all_gather_uneven = lambda ends, sizes: gather(ends.flip(0), sizes)
-    partners = Partners(pool, pool if fsdp else Communicator.single())
+    partners = Partners(pool, pool if weights == IN_STEP else Communicator.single())
     found = refine(root, RefineContext(TILES, partners, lambda _: lambda ahead: False), SETTINGS)
     kept = [found.bounds[node] for node in sorted(found.bounds)]
     ends = [end for bounds in kept for end in (bounds.lower, bounds.upper)]
@@ -53,17 +53,17 @@ def refined(ranks: Ranks, fsdp: bool, swapped: bool = False) -> tuple[float, lis
     return widths[0] - widths[1], ends
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize("weights", [WHOLE, IN_STEP, APART])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_ranks_refine_to_the_bits_of_one(rank_pool: RankPool, world: int, fsdp: bool) -> None:
-    ((gain, expected),) = rank_pool.run(refined, 1, fsdp)
+def test_ranks_refine_to_the_bits_of_one(rank_pool: RankPool, world: int, weights: str) -> None:
+    ((gain, expected),) = rank_pool.run(refined, 1, weights)
     assert gain > 0
-    for _, ends in rank_pool.run(refined, world, fsdp):
+    for _, ends in rank_pool.run(refined, world, weights):
         assert all(torch.equal(a, b) for a, b in zip(ends, expected, strict=True))
 
 
 def test_bounds_of_other_neurons_would_be_seen(rank_pool: RankPool) -> None:
-    ((_, expected),) = rank_pool.run(refined, 1, False)
-    for _, ends in rank_pool.run(refined, 2, False, True):
+    ((_, expected),) = rank_pool.run(refined, 1, WHOLE)
+    for _, ends in rank_pool.run(refined, 2, WHOLE, True):
         shapes = [end.shape for end in ends] == [end.shape for end in expected]
         assert not shapes or not all(map(torch.equal, ends, expected))

@@ -24,7 +24,7 @@ from auto_LiRPA_patches.engine.upstream_node import BuildOptions
 from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
-from auto_LiRPA_patches.sharding.whole_weights import held_whole
+from auto_LiRPA_patches.sharding.weights import WeightSource
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import activation, exchange, share, stop
 from complete_verifier.bab.activation import activation_branch_and_bound
@@ -50,9 +50,21 @@ SETTINGS = BabSettings(batch_size=16, beta=BETA, reduceop="max", max_iterations=
 SYNCHRONOUS = replace(SETTINGS, synchronous=True, max_iterations=5)
 
 
-def network_on(ranks: Ranks, module: nn.Module, num_inputs: int, *, fsdp: bool) -> Network:
+# How ranks hold weights: whole; in slices, every gather a collective or read from memory in step;
+# or in slices that each reads in its own order.
+WHOLE, PACKETS, IN_STEP, APART = "whole", "packets", "in step", "apart"
+KINDS = {2: APART, 3: IN_STEP, 4: WHOLE}
+KINDS_FOR_BOXES = {2: APART, 3: PACKETS, 4: WHOLE}  # with packets, whole while boxes are split
+_NOBODY = Communicator.single()
+
+
+def network_on(
+    ranks: Ranks, module: nn.Module, num_inputs: int, *, fsdp: bool, shared_memory: bool = True
+) -> Network:
     """The network that a module is, its weights whole or in slices."""
-    weights = ShardedWeights(ranks.data) if fsdp else OneRankWeights()
+    weights: WeightSource = OneRankWeights()
+    if fsdp:
+        weights = ShardedWeights(ranks.data, shared_memory=shared_memory)
     bounded = build_bounded_module(module, torch.zeros(1, num_inputs))
     graph = build_graph(bounded, weights, BuildOptions())
     return Network(graph, (num_inputs,), num_inputs, graph.output_shape[0], None, (1, num_inputs))
@@ -101,11 +113,14 @@ def search(
     module: nn.Module,
     where: Region,
     settings: BabSettings,
-    fsdp: bool,
+    weights: str,
     inputs: InputSplitSettings | None = None,
 ) -> tuple[BabOutcome, list[tuple[Any, ...]], int]:
     """The outcome, what all ranks had come to after each round, and this rank's largest pool."""
-    network = network_on(ranks, module, where.lower.size, fsdp=fsdp)
+    fsdp = weights != WHOLE
+    network = network_on(
+        ranks, module, where.lower.size, fsdp=fsdp, shared_memory=weights != PACKETS
+    )
 
     def confirm(asked: Region, point: np.ndarray) -> Counterexample | None:
         if settings.synchronous:
@@ -123,7 +138,8 @@ def search(
         bounds=BoundOptions(),
         confirm=confirm,
         partners=Partners(
-            ranks.data, ranks.data if fsdp and inputs is None else Communicator.single()
+            ranks.data,
+            ranks.data if weights in (PACKETS, IN_STEP) and inputs is None else _NOBODY,
         ),
     )
     rounds: list[tuple[Any, ...]] = []
@@ -140,7 +156,7 @@ def search(
     stop.together = noting  # type: ignore[assignment]
     try:
         if inputs is not None:
-            with held_whole(network.graph.weights):
+            with context.partners.apart(network.graph.weights):
                 return input_branch_and_bound(context, inputs, settings), rounds, largest
         root = verify_region(network, where, BoundSettings(method="crown")).root
         assert root is not None
@@ -153,32 +169,32 @@ def search(
 def test_synchronous_rounds_are_those_of_one_rank_bit_for_bit(
     rank_pool: RankPool, method: str
 ) -> None:
-    """With sharded weights too, on three ranks."""
+    """With sharded weights too: read in step by three ranks, and apart by two."""
     module, where = wide()
     settings = replace(SYNCHRONOUS, method=method)
-    alone, rounds, largest = alone_on(module, where, settings, False)
+    alone, rounds, largest = alone_on(module, where, settings, WHOLE)
     assert len(rounds) == 6 and rounds[-1][1] > 40 and alone.fingerprint != 0
     for size in WORLDS:
         for outcome, own_rounds, own_largest in on_ranks(
-            rank_pool, search, size, module, where, settings, size == 3
+            rank_pool, search, size, module, where, settings, KINDS[size]
         ):
             assert outcome == alone
             assert own_rounds == rounds
             assert own_largest < 0.75 * largest
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize("weights", [WHOLE, PACKETS, APART])
 def test_rounds_beside_softmax_and_products_are_those_of_one_rank(
-    rank_pool: RankPool, fsdp: bool
+    rank_pool: RankPool, weights: str
 ) -> None:
     torch.manual_seed(1)
     module, settings = Attention().eval(), replace(SYNCHRONOUS, max_iterations=4)
     where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], 0.0), at_most([-1.0, 1.0], -0.1))
-    alone, rounds, _ = alone_on(module, where, settings, False)
+    alone, rounds, _ = alone_on(module, where, settings, WHOLE)
     assert len(rounds) == 5 and rounds[-1][1] > 20 and alone.fingerprint != 0
     for size in WORLDS:
         for outcome, own_rounds, _ in on_ranks(
-            rank_pool, search, size, module, where, settings, fsdp
+            rank_pool, search, size, module, where, settings, weights
         ):
             assert (outcome, own_rounds) == (alone, rounds)
 
@@ -193,7 +209,7 @@ def test_verdicts_beside_the_true_minimum(
     for size in WORLDS:
         outcomes = [
             found
-            for found, *_ in on_ranks(rank_pool, search, size, module, where, settings, size == 3)
+            for found, *_ in on_ranks(rank_pool, search, size, module, where, settings, KINDS[size])
         ]
         assert {found.ending for found in outcomes} == {expected}
         assert len({found.domains_visited for found in outcomes}) == 1
@@ -222,11 +238,11 @@ def test_synchronous_boxes_are_those_of_one_rank_bit_for_bit(
 ) -> None:
     module, where = boxes()
     inputs = MANNERS[manner]
-    alone, rounds, largest = alone_on(module, where, BOXES, False, inputs)
+    alone, rounds, largest = alone_on(module, where, BOXES, WHOLE, inputs)
     assert len(rounds) == 13 and alone.fingerprint != 0 and rounds[-1][1] > 200
     for size in WORLDS:
         for outcome, own_rounds, _ in on_ranks(
-            rank_pool, search, size, module, where, BOXES, size == 3, inputs
+            rank_pool, search, size, module, where, BOXES, KINDS_FOR_BOXES[size], inputs
         ):
             assert outcome == alone
             assert own_rounds == rounds
@@ -244,7 +260,7 @@ def test_verdicts_of_boxes_beside_the_minimum(
     settings = replace(BOXES, synchronous=False, batch_size=64, max_iterations=None)
     for size in WORLDS:
         found = on_ranks(
-            rank_pool, search, size, module, where, settings, False, InputSplitSettings()
+            rank_pool, search, size, module, where, settings, WHOLE, InputSplitSettings()
         )
         assert {outcome.ending for outcome, *_ in found} == {expected}
         assert len({outcome.domains_visited for outcome, *_ in found}) == 1
@@ -324,13 +340,13 @@ def test_a_subproblem_lost_on_its_way_is_an_error(
     module, where = beside_the_minimum(2e-3) if inputs is None else boxes()
     settings = replace(SYNCHRONOUS, max_iterations=40, batch_size=64)
     with pytest.raises(RankFailure, match="SoundnessError: .* were held by 2 rank.* before a move"):
-        on_ranks(rank_pool, lose, 2, module, where, settings, False, inputs)
+        on_ranks(rank_pool, lose, 2, module, where, settings, WHOLE, inputs)
 
 
 def test_without_the_check_a_lost_subproblem_would_change_the_count(rank_pool: RankPool) -> None:
     module, where = wide()
-    alone, *_ = alone_on(module, where, SYNCHRONOUS, False)
-    found = on_ranks(rank_pool, lose_unseen, 2, module, where, SYNCHRONOUS, False)
+    alone, *_ = alone_on(module, where, SYNCHRONOUS, WHOLE)
+    found = on_ranks(rank_pool, lose_unseen, 2, module, where, SYNCHRONOUS, WHOLE)
     assert all(outcome.fingerprint != alone.fingerprint for outcome, *_ in found)
 
 
@@ -352,7 +368,7 @@ def test_counts_that_are_not_summed_prove_nothing(rank_pool: RankPool) -> None:
     """Rank 1 holds nothing at first, and would call that a proof."""
     module, where = beside_the_minimum(-2e-3)
     with pytest.raises(RankFailure):
-        on_ranks(rank_pool, deaf, 2, module, where, SETTINGS, False)
+        on_ranks(rank_pool, deaf, 2, module, where, SETTINGS, WHOLE)
 
 
 def fail_on_rank_1(ranks: Ranks, error: Exception, *arguments: Any) -> Any:
@@ -376,7 +392,7 @@ def fail_on_rank_1(ranks: Ranks, error: Exception, *arguments: Any) -> Any:
 
 def test_a_failure_on_one_rank_of_three_is_known_to_all(rank_pool: RankPool) -> None:
     module, where = wide()
-    arguments = (module, where, SYNCHRONOUS, False)
+    arguments = (module, where, SYNCHRONOUS, WHOLE)
     said = on_ranks(rank_pool, fail_on_rank_1, 3, TypeError("planted"), *arguments)
     expected = "branch and bound failed on rank 1: internal error: TypeError: planted"
     assert said == [expected] * 3
@@ -385,8 +401,8 @@ def test_a_failure_on_one_rank_of_three_is_known_to_all(rank_pool: RankPool) -> 
 def test_too_little_memory_on_one_rank_of_three_changes_nothing_else(rank_pool: RankPool) -> None:
     """Field case 4: the batch is worked on in halves, with the same bits."""
     module, where = wide()
-    alone, *_ = alone_on(module, where, SYNCHRONOUS, False)
-    arguments = (module, where, SYNCHRONOUS, False)
+    alone, *_ = alone_on(module, where, SYNCHRONOUS, WHOLE)
+    arguments = (module, where, SYNCHRONOUS, WHOLE)
     for error in (
         MemoryError("planted"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
