@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from auto_LiRPA_patches.errors import MemoryRanOutError, RankMismatchError
+from auto_LiRPA_patches.errors import MemoryRanOutError, RankMismatchError, RanksDisagreeError
 from auto_LiRPA_patches.sharding import host_slices
+from auto_LiRPA_patches.sharding.added_weights import AddedWeights
 from auto_LiRPA_patches.sharding.collectives import Ranks
 from auto_LiRPA_patches.sharding.host_slices import HostSlices
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
@@ -95,6 +96,58 @@ def gather_without(ranks: Ranks, what: str) -> tuple[bool, bool]:
     finally:
         host_slices._open, os.posix_fallocate = opened, made
     return same, host._peers is not None
+
+
+def gather_apart(ranks: Ranks) -> list[bool]:
+    """Each rank gathers in an order of its own, some ranks nothing at all; then all in step."""
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(64, 40 + 8 * index, generator=generator) for index in range(3)]
+    source = AddedWeights(ShardedWeights(ranks.data, prefetch=True))
+    handles = [source._base.register(f"w{index}", own) for index, own in enumerate(weights[:2])]
+    handles.append(source.register("added", weights[2]))
+    found = [source.may_part()]
+    with source.apart():
+        for number in range(40 * ranks.data.rank):  # more than what calls for a comparison
+            index = (number * (1 + ranks.data.rank)) % 3
+            found.append(torch.equal(source.gather(handles[index]), weights[index]))
+    for handle, own in zip(handles, weights, strict=True):
+        found.append(torch.equal(source.gather(handle), own))
+    source.settle()
+    return found
+
+
+def part_where_it_is_not_possible(ranks: Ranks) -> list[str]:
+    """Without shared memory; then of a weight that is registered too late."""
+    told = []
+    sending, reading = (ShardedWeights(ranks.data, shared_memory=way) for way in (False, True))
+    for source in (sending, reading):
+        source.register("w", torch.ones(30, 20))
+    assert not sending.may_part() and reading.may_part()
+    try:
+        with sending.apart():
+            pass
+    except ValueError as error:
+        told.append(str(error))
+    try:
+        with reading.apart():
+            reading.gather(reading.register("late", torch.ones(20, 20)))
+    except ValueError as error:
+        told.append(str(error))
+    return told
+
+
+def leave_the_others_afterwards(ranks: Ranks) -> str:
+    """What is not noticed apart is noticed again in step."""
+    source = ShardedWeights(ranks.data)
+    handles = [source.register(name, torch.ones(30, 20)) for name in ("one", "other")]
+    with source.apart():
+        source.gather(handles[ranks.data.rank % 2])
+    source.gather(handles[ranks.data.rank % 2])
+    try:
+        source.settle()
+    except RanksDisagreeError as error:
+        return str(error)
+    return "no error"
 
 
 def run_out_afterwards(ranks: Ranks) -> str:
@@ -201,3 +254,19 @@ def test_only_own_slices_are_resident_and_nothing_stays_open(rank_pool: RankPool
 def test_slices_beyond_one_span(rank_pool: RankPool) -> None:
     for found in rank_pool.run(fill_spans, 2):
         assert found == [True] * len(SPANNED)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_that_part_each_gather_what_they_like(rank_pool: RankPool, world_size: int) -> None:
+    for rank, found in enumerate(rank_pool.run(gather_apart, world_size)):
+        assert len(found) == 40 * rank + 4 and all(found)
+
+
+def test_ranks_that_cannot_part_are_told(rank_pool: RankPool) -> None:
+    for sending, late in rank_pool.run(part_where_it_is_not_possible, 2):
+        assert "cannot part" in sending and "'late' was registered while" in late
+
+
+def test_a_rank_that_strays_once_all_are_together_again_is_noticed(rank_pool: RankPool) -> None:
+    for told in rank_pool.run(leave_the_others_afterwards, 3):
+        assert 'rank 0 gathers "one" for use 1, rank 1 gathers "other" for use 1' in told

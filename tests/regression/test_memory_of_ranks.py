@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from complete_verifier import instance
 from complete_verifier.abcrown import main
 
-SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.95)
-work, counts = instance.InstanceRun.run, []
+SHARES = {shares}
+work, counts = instance.InstanceRun.{phase}, []
 
 def on_its_way():
     frame = sys._getframe()
@@ -51,34 +51,49 @@ class Exhausted(TorchDispatchMode):
             raise torch.OutOfMemoryError("planted: not enough memory")
         return result
 
-def limited(own):
+def limited(own, *arguments):
     number, kind = divmod(len(counts), 2)
-    fails_at = None if number == 0 else 1 + int(SHARES[number - 1] * counts[kind])
+    fails_at = None if number == 0 else {first} + int(SHARES[number - 1] * counts[kind])
     with Exhausted(fails_at if os.environ["RANK"] == "1" else None) as mode:
         try:
-            return work(own)
+            return work(own, *arguments)
         finally:
             counts.append(mode.done)
 
-instance.InstanceRun.run = limited
+instance.InstanceRun.{phase} = limited
 raise SystemExit(main())
 """
 LARGE = 400  # more than a layer has weights
-SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.95)
+SHARES = {"run": (0.0, 0.1, 0.3, 0.5, 0.7, 0.95), "_branch": (0.3, 0.8)}
+FIRST = {"run": 1, "_branch": 20}  # what a tree is made of, before its first round, is left out
 
 
-@pytest.mark.parametrize("way", [(), ("--enable_input_split",)], ids=["activations", "inputs"])
+@pytest.mark.parametrize(
+    ("phase", "way"),
+    [
+        ("run", ()),
+        ("run", ("--enable_input_split",)),
+        # Where weights are shared too, bounds are computed in step, and branching apart.
+        ("_branch", ("--fsdp",)),
+        ("_branch", ("--fsdp", "--enable_input_split")),
+    ],
+    ids=["activations", "inputs", "activations, fsdp", "inputs, fsdp"],
+)
 def test_memory_that_runs_out_on_one_rank_of_three_flips_no_verdict(
-    tmp_path: Path, way: tuple[str, ...]
+    tmp_path: Path, phase: str, way: tuple[str, ...]
 ) -> None:
     layers = layers_of((3, 20, 12, 2), 0)
     save_mlp(tmp_path / "net.onnx", *layers)
     for name, gap in (("holds", -0.9), ("fails", 0.9)):
         (tmp_path / f"{name}.vnnlib").write_text(property_beside(layers, gap))
-    rows = ["net.onnx,holds.vnnlib,60\n", "net.onnx,fails.vnnlib,60\n"]
-    (tmp_path / "instances.csv").write_text("".join(rows * (1 + len(SHARES))))
+    rows = ["net.onnx,holds.vnnlib,300\n", "net.onnx,fails.vnnlib,300\n"]
+    (tmp_path / "instances.csv").write_text("".join(rows * (1 + len(SHARES[phase]))))
     script = tmp_path / "wrapper.py"
-    script.write_text(WRAPPER.format(root=str(ROOT), shares=SHARES, large=LARGE))
+    script.write_text(
+        WRAPPER.format(
+            root=str(ROOT), phase=phase, first=FIRST[phase], shares=SHARES[phase], large=LARGE
+        )
+    )
     run = torchrun(
         tmp_path, script,
         "--device", "cpu", "--csv_name", "instances.csv", "--result_json", "out.json",
@@ -86,8 +101,8 @@ def test_memory_that_runs_out_on_one_rank_of_three_flips_no_verdict(
         "--init_iteration", "3", *way, ranks=3,
     )  # fmt: skip
     verdicts = [record["verdict"] for record in run.records]
-    assert len(verdicts) == 2 * (1 + len(SHARES)), run.stderr
-    assert run.stderr.count("planted at") >= len(SHARES), "hardly anything failed"
+    assert len(verdicts) == 2 * (1 + len(SHARES[phase])), run.stderr
+    assert run.stderr.count("planted at") >= len(SHARES[phase]), "hardly anything failed"
     right = ["unsat", "sat"]
     assert verdicts[:2] == right
     for number, verdict in enumerate(verdicts):
