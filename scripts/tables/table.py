@@ -141,7 +141,7 @@ def _bars(table: Table, bars: Bars) -> Figure:
     axes.set_xticklabels([show(row[0]) for row in table.rows])
     axes.set_ylabel(bars.label)
     axes.set_title(table.title, fontsize=9)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left")
     return figure
 
 
@@ -170,7 +170,7 @@ def _curves(table: Table, curves: Curves) -> Figure:
         axes.set_xlabel(curves.over)
         axes.set_ylabel(curves.label)
         axes.set_title(family, fontsize=9)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left")
     figure.suptitle(table.title, fontsize=9)
     return figure
 
