@@ -4,7 +4,8 @@ Usage: python scripts/same_verdicts.py BENCHMARKS RESULTS [--ranks 1 2 3 4] [--l
            [--only acasxu ...] [--no_run] [-- FLAGS OF abcrown.py]
 
 BENCHMARKS holds vnncomp2021/CATEGORY, vnncomp2022/CATEGORY, ...; the digits example is always
-there. Each category's instances are taken evenly from its list. The limit is the seconds that one
+there. Each category's instances are taken evenly from its list; mnist_fc_tp is ten that are proven
+and five with a counterexample, with neurons split over all ranks. The limit is the seconds that one
 instance may take on as many ranks as there are cores; where ranks share cores it is longer in
 proportion. A run that was broken off goes on where it stopped.
 
@@ -47,6 +48,7 @@ class Category:
         folder: below the benchmarks; None for the embedded example.
         count: how many of its instances are taken.
         flags: besides those of the config.
+        places: of the instances in its list; none = evenly spaced.
     """
 
     name: str
@@ -54,12 +56,14 @@ class Category:
     folder: str | None
     count: int
     flags: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
 
     def lines(self, benchmarks: Path) -> list[str]:
-        """Its rows of instances.csv, evenly spaced over the file."""
+        """Its rows of instances.csv."""
         text = (self.root(benchmarks) / "instances.csv").read_text(encoding="utf-8")
         every = [line for line in text.splitlines() if line.strip()]
-        places = [place * len(every) // self.count for place in range(self.count)]
+        evenly = (place * len(every) // self.count for place in range(self.count))
+        places = self.places or tuple(evenly)
         return [every[place] for place in dict.fromkeys(places)]
 
     def root(self, benchmarks: Path) -> Path:
@@ -67,9 +71,20 @@ class Category:
         return ROOT / "exp_configs" / "digits" if self.folder is None else benchmarks / self.folder
 
 
+_PROVEN = (0, 3, 4, 11, 16, 18, 20, 32, 34, 35)
+_VIOLATED = (1, 12, 17, 25, 41)
+
 CATEGORIES = (
     Category("acasxu", "vnncomp22/acasxu.yaml", "vnncomp2022/acasxu", 13),
     Category("mnist_fc", "vnncomp22/mnist_fc.yaml", "vnncomp2022/mnist_fc", 10),
+    Category(
+        "mnist_fc_tp",
+        "vnncomp22/mnist_fc.yaml",
+        "vnncomp2022/mnist_fc",
+        15,
+        ("--tp", "true"),
+        _PROVEN + _VIOLATED,
+    ),
     Category("oval21", "vnncomp22/oval21.yaml", "vnncomp2022/oval21", 6),
     Category("cifar10_resnet", "vnncomp21/cifar10_resnet.yaml", "vnncomp2021/cifar10_resnet", 7),
     Category("rl_benchmarks", "vnncomp22/rl_benchmarks.yaml", "vnncomp2022/rl_benchmarks", 12),

@@ -12,7 +12,7 @@ from auto_LiRPA_patches.engine.translators import translate
 from auto_LiRPA_patches.engine.upstream_node import BuildOptions, UpstreamNode
 from auto_LiRPA_patches.errors import UnsupportedOperatorError
 from auto_LiRPA_patches.sharding.collectives import Communicator
-from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
+from auto_LiRPA_patches.sharding.lent_weights import LentWeights
 from auto_LiRPA_patches.sharding.weights import WeightSource
 
 
@@ -38,7 +38,7 @@ def build_graph(
     if options.neuron_ranks.size > 1:
         # Which part of a layer this rank keeps follows from the whole graph.
         alone = replace(options, neuron_ranks=Communicator.single("tp"))
-        whole = build_graph(bounded_module, OneRankWeights(), alone)
+        whole = build_graph(bounded_module, LentWeights(), alone)
         ranks, refined = options.neuron_ranks, options.refine_split
         return split_neurons(whole, ranks, weights, refined=refined)
     bounds = _inputs_first(bounded_module._modules.values())

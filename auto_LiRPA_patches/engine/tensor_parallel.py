@@ -59,7 +59,7 @@ class _Splitting:
         self.graph = graph
         self.zones = zones
         self.group = group
-        self.moved = _MovedWeights(graph.weights, weights)
+        self.moved = _MovedWeights(graph.weights, weights, graph.device)
         self.refined = refined
         self.nodes: list[Node] = []
         self.split: dict[int, Slices] = {}
@@ -182,9 +182,10 @@ class _Cut:
 class _MovedWeights:
     """Registers this rank's part of each parameter in another store, each part once."""
 
-    def __init__(self, source: WeightSource, target: WeightSource) -> None:
+    def __init__(self, source: WeightSource, target: WeightSource, device: torch.device) -> None:
         self._source = source
         self.target = target
+        self._device = device
         self._known: dict[tuple[int, _Cut], WeightHandle] = {}
         self._names: set[str] = set()
 
@@ -228,5 +229,9 @@ class _MovedWeights:
             is_view = part.untyped_storage().nbytes() > part.nbytes
             if cut.slices is not None and (is_view or not part.is_contiguous()):
                 part = part.clone(memory_format=torch.contiguous_format)  # a view keeps the whole
-            self._known[key] = self.target.register(name, part)
+            elif cut.slices is None and not self.target.copies:
+                part = part.clone()  # the whole graph's may lie in a file
+            self._known[key] = self.target.register(
+                name, part, dtype=handle.dtype, device=self._device
+            )
         return self._known[key]

@@ -118,7 +118,7 @@ class UpstreamNode:
 
     def register(self) -> WeightHandle:
         """Hand the constant to the weight source."""
-        return self.weights.register(self._weight_name(), self._placed(self.constant))
+        return self._register(self._weight_name(), self.constant)
 
     def register_broadcast(
         self, shape: Shape, value: Tensor | None = None, name: str | None = None
@@ -145,7 +145,7 @@ class UpstreamNode:
                 f"{list(shape)} (without batch) that it would have to widen"
             )
         name = name or f"{self._weight_name()}:{num_elements(shape)}"
-        return self.weights.register(name, self._placed(constant))
+        return self._register(name, constant)
 
     def refuse(self, why: str) -> NoReturn:
         """Raise UnsupportedOperatorError naming the node and operator."""
@@ -154,8 +154,9 @@ class UpstreamNode:
             f'node "{self.name}": operator {operator} is not supported in this form: {why}.'
         )
 
-    def _placed(self, constant: Tensor) -> Tensor:
-        return constant.to(device=self.build.device, dtype=self.build.precision)
+    def _register(self, name: str, constant: Tensor) -> WeightHandle:
+        build = self.build
+        return self.weights.register(name, constant, dtype=build.precision, device=build.device)
 
     def _weight_name(self) -> str:
         original = getattr(self.bound, "ori_name", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.sharding.weights import ParameterShare, WeightHandle, WeightSource
@@ -23,9 +24,16 @@ class AddedWeights(WeightSource):
         self._own = base.empty_like()
         self._added: frozenset[WeightHandle] = frozenset()
 
-    def register(self, name: str, tensor: Tensor) -> WeightHandle:
+    def register(
+        self,
+        name: str,
+        tensor: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> WeightHandle:
         """Take over a tensor that the source does not know; `name` must differ from its names."""
-        handle = self._own.register(name, tensor)
+        handle = self._own.register(name, tensor, dtype=dtype, device=device)
         self._added |= {handle}
         return handle
 
@@ -92,7 +100,7 @@ class AddedWeights(WeightSource):
         """What this rank holds of both."""
         return (*self._base.held(), *self._own.held())
 
-    def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
+    def _keep(self, handle: WeightHandle, tensor: Tensor, device: torch.device) -> None:
         raise TypeError("weights are kept by the source they were added to")
 
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:

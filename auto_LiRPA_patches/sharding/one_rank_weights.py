@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, count_as
@@ -50,11 +51,12 @@ class OneRankWeights(WeightSource):
         """Return a source that holds its weights whole."""
         return OneRankWeights()
 
-    def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
+    def _keep(self, handle: WeightHandle, tensor: Tensor, device: torch.device) -> None:
+        tensor = tensor.to(device=device, dtype=handle.dtype)
         dense = dense_strides(tensor) == tensor.stride()
         self._tensors.append(tensor if dense else tensor.contiguous())
         count_as(MemoryKind.WEIGHTS, self._tensors[-1])
 
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:
         kept = self._tensors[handle.index]
-        return kept.data_ptr() == tensor.data_ptr() or kept.equal(tensor)
+        return kept.data_ptr() == tensor.data_ptr() or kept.equal(tensor.to(kept))

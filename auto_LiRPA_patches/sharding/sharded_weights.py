@@ -87,6 +87,8 @@ class _Ticket:
 class ShardedWeights(WeightSource):
     """Keep 1/R of every parameter; no reference to a registered tensor survives `register`."""
 
+    copies = True
+
     def __init__(
         self, communicator: Communicator, *, prefetch: bool = False, shared_memory: bool = True
     ) -> None:
@@ -230,8 +232,8 @@ class ShardedWeights(WeightSource):
 
     # -- private ---------------------------------------------------------------------------
 
-    def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
-        self._slices.append(self._cut(tensor, self._room(handle, tensor)))
+    def _keep(self, handle: WeightHandle, tensor: Tensor, device: torch.device) -> None:
+        self._slices.append(self._cut(tensor, self._room(handle, tensor.numel(), device)))
         self._strides.append(dense_strides(tensor))
         self._uses.append(0)
 
@@ -246,14 +248,14 @@ class ShardedWeights(WeightSource):
         kept = self._slices[handle.index]
         return same_bits(kept, self._cut(tensor, torch.zeros_like(kept)))
 
-    def _room(self, handle: WeightHandle, tensor: Tensor) -> Tensor:
+    def _room(self, handle: WeightHandle, numel: int, device: torch.device) -> Tensor:
         """Zeros ``[c]`` for this rank's slice, where the other ranks of the host can read them."""
-        length = -(-tensor.numel() // self._communicator.size)
+        length = -(-numel // self._communicator.size)
         room = None
-        if self._host is not None and tensor.device.type == "cpu":
-            room = self._host.place(handle.index, length, tensor.dtype)
+        if self._host is not None and device.type == "cpu":
+            room = self._host.place(handle.index, length, handle.dtype)
         if room is None:
-            room = torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
+            room = torch.zeros(length, dtype=handle.dtype, device=device)
         count_as(MemoryKind.WEIGHTS, room)
         return room
 

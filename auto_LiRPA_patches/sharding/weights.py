@@ -62,8 +62,21 @@ class WeightSource(ABC):
 
     # -- the interface ---------------------------------------------------------------------
 
-    def register(self, name: str, tensor: Tensor) -> WeightHandle:
+    copies = False
+    """Whether `register` copies what it keeps; else it may keep the tensor that it is given."""
+
+    def register(
+        self,
+        name: str,
+        tensor: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> WeightHandle:
         """Take over `tensor` ([*shape], any dtype, replicated) and return its handle.
+
+        It is kept as `dtype` on `device`, those of the tensor unless given; a source that keeps a
+        part converts and moves no more than that.
 
         The same view of the same memory registered again, unchanged, gives the first handle back
         (tied weights exist once). Gradients are not tracked: the tensor counts as a constant.
@@ -82,13 +95,13 @@ class WeightSource(ABC):
                 f"weight {name!r}: already registered with another tensor, now got shape "
                 f"{tuple(tensor.shape)}. Give each weight its own name."
             )
-        handle = WeightHandle(len(self._handles), name, tuple(tensor.shape), tensor.dtype)
-        self._keep(handle, tensor)
+        handle = WeightHandle(len(self._handles), name, tuple(tensor.shape), dtype or tensor.dtype)
+        self._keep(handle, tensor, device or tensor.device)
         self._handles.append(handle)
         self._names.add(name)
         self._places[place] = (weakref.ref(tensor.untyped_storage()), handle)
         # Strides belong to it: slices of two layouts of one matrix do not fit together.
-        signature = f"{name} {list(tensor.shape)} {tensor.dtype} {list(dense_strides(tensor))}"
+        signature = f"{name} {list(tensor.shape)} {handle.dtype} {list(dense_strides(tensor))}"
         signature += self._content(tensor)
         self._signatures.append(signature)
         self._digest = hashlib.sha256((self._digest + signature).encode()).hexdigest()
@@ -195,8 +208,8 @@ class WeightSource(ABC):
     # -- for implementations ---------------------------------------------------------------
 
     @abstractmethod
-    def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
-        """Store what this rank needs of `tensor`; called in the order of `handle.index`."""
+    def _keep(self, handle: WeightHandle, tensor: Tensor, device: torch.device) -> None:
+        """Store what this rank needs of `tensor` as `handle.dtype`, in the order of `index`."""
 
     @abstractmethod
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:

@@ -33,6 +33,7 @@ class GraphWriter:
     def __init__(self, graph: OnnxGraph, network_input: OnnxInput, where: str) -> None:
         self.where = where
         self._model = model = graph.model
+        self._store = graph.store
         self._input = network_input
         self._nodes: list[NodeProto] = []
         self._constants = dict(graph.constants)
@@ -58,6 +59,10 @@ class GraphWriter:
         """Record a constant; returns its name."""
         self._constants[name] = content
         return name
+
+    def row_major(self, content: np.ndarray) -> np.ndarray:
+        """Returns a constant row-major, where the graph's constants lie."""
+        return self._store.row_major(content)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the value's shape in the file at batch size 1, None where it is not inferred."""
@@ -147,9 +152,9 @@ class GraphWriter:
         for name in list(self._constants):
             content = self._constants.pop(name)
             if name in needed:
-                constants[name] = np.asarray(content, order="C")
+                constants[name] = self.row_major(content)
         model = helper.make_model(graph, opset_imports=list(self._model.opset_import))
-        return OnnxGraph(model, constants)
+        return OnnxGraph(model, constants, self._store)
 
     def _complete_gemms(self) -> None:
         """Give every Gemm a bias; without one, PyTorch's tracer writes a MatMul instead."""

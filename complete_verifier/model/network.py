@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from complete_verifier.model.constant_store import ConstantStore
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.host_memory import trim
 from complete_verifier.model.onnx_file import read_input, read_onnx
@@ -71,7 +72,8 @@ def load_network(
 
     Args:
         onnx_path: `.onnx` or `.onnx.gz`.
-        weights: Takes over every parameter; no other copy is kept.
+        weights: Takes over every parameter; no other copy is kept. Where it keeps parts alone, or
+            `build` splits layers by neuron, no parameter is whole in memory meanwhile.
         input_shape: `model.input_shape` of the config, e.g. [-1, 3, 32, 32].
         check: Compare with onnxruntime on random inputs.
         build: Precision, device and lower slopes of the graph; None is float32 on the CPU.
@@ -109,7 +111,8 @@ def _read_network(
     from complete_verifier.model.onnx_torch import to_torch
 
     answers = _Answers.of(onnx_path, input_shape) if check else _Answers()
-    file = read_onnx(onnx_path, input_shape)
+    takes_parts = weights.copies or (build is not None and build.neuron_ranks.size > 1)
+    file = read_onnx(onnx_path, input_shape, ConstantStore(on_disk=takes_parts))
     example = torch.zeros(1, *file.input.sample_shape)
     module = to_torch(normalise(file), example, str(file.path))
     graph = build_graph(build_bounded_module(module, example), weights, build)

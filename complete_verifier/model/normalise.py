@@ -232,7 +232,7 @@ def _gemm(writer: GraphWriter, value: str, weight: np.ndarray, output: str) -> N
     if len(writer.sample_shape(value) or ()) != 1:
         writer.reshape(value, weight.shape[1:], f"{output}/flat", Layout.LEADING)
         value = f"{output}/flat"
-    factor = writer.new_constant(f"{output}/weight", np.ascontiguousarray(weight))
+    factor = writer.new_constant(f"{output}/weight", writer.row_major(weight))
     layout, stated = writer.stated_layout(output), writer.shape(output) or ()
     sample = stated[1:] if layout is Layout.LEADING else stated
     product = output if sample == weight.shape[:1] else f"{output}/row"

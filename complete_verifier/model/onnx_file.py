@@ -8,17 +8,20 @@ from __future__ import annotations
 import gzip
 import math
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
+from complete_verifier.model.constant_store import ConstantStore
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_graph import OnnxGraph
-from complete_verifier.model.onnx_wire import Place, SplitFile, split_weights
+from complete_verifier.model.onnx_wire import SplitFile, split_weights
 
 MAX_FILE_BYTES = 2**31
 """Protobuf cannot hold more; also the limit for a decompressed `.gz`."""
@@ -57,25 +60,34 @@ class OnnxFile:
     output_name: str
 
 
-def read_onnx(path: Path | str, input_shape: Sequence[int] | None = None) -> OnnxFile:
+def read_onnx(
+    path: Path | str,
+    input_shape: Sequence[int] | None = None,
+    store: ConstantStore = ConstantStore(),  # noqa: B008  frozen
+) -> OnnxFile:
     """Returns the network in `path`, or in `path` + ".gz" where only that exists.
 
-    One copy of the weights is in memory, and the largest tensor; two while a gzipped file is read.
+    In memory are one copy of the weights, and the largest tensor; two while a gzipped file is read.
+    With a store on disk a few blocks are, and what protobuf alone can read.
 
     Args:
         path: An `.onnx` file, or a gzipped one whose name ends in `.gz`.
         input_shape: `model.input_shape` of the config, batch first, -1 for an open batch size.
             It fills in what the file leaves open and must agree with what the file states.
+        store: takes the constants.
 
     Raises:
         ModelError: unreadable or malformed file; several inputs or outputs; a shape left open.
     """
     found = existing_file(path)
-    model, places = _parse(found)
-    network_input = _input(found, model, input_shape)
-    output = model.graph.output[0].name
+    folder = None if found.suffix == ".gz" else found.parent
     try:
-        graph = OnnxGraph.taken_from(model, found, places)
+        with _opened(found, store) as stream:
+            split = _split(found, stream, store)
+            model = _parse(found, split)
+            network_input = _input(found, model, input_shape)
+            output = model.graph.output[0].name
+            graph = OnnxGraph.taken_from(model, stream, split.places, folder, store)
     except (TypeError, ValueError, OSError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"{found}: a constant of the network is malformed: {reason}") from error
@@ -89,7 +101,9 @@ def read_input(path: Path | str, input_shape: Sequence[int] | None = None) -> On
         ModelError: as for `read_onnx`, constants apart.
     """
     found = existing_file(path)
-    return _input(found, _parse(found)[0], input_shape)
+    store = ConstantStore()
+    with _opened(found, store) as stream:
+        return _input(found, _parse(found, _split(found, stream, store)), input_shape)
 
 
 def existing_file(path: Path | str) -> Path:
@@ -114,9 +128,22 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def _parse(path: Path) -> tuple[ModelProto, Mapping[int, Place]]:
-    """The model, and the places of weights that it lacks."""
-    split = _split(path) or SplitFile(read_bytes(path), {})
+@contextmanager
+def _opened(path: Path, store: ConstantStore) -> Iterator[BinaryIO]:
+    """The file, unpacked where the store is on disk."""
+    try:
+        if path.suffix == ".gz" and store.on_disk:
+            stream = cast("BinaryIO", store.unpacked(path, MAX_FILE_BYTES))
+        else:
+            stream = path.open("rb")
+    except (OSError, EOFError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}.") from error
+    with stream:
+        yield stream
+
+
+def _parse(path: Path, split: SplitFile) -> ModelProto:
+    """The model without what `split` leaves out."""
     try:
         model = onnx.load_model_from_string(split.message)
     except (DecodeError, ValueError) as error:
@@ -126,22 +153,22 @@ def _parse(path: Path) -> tuple[ModelProto, Mapping[int, Place]]:
     outputs = [value.name for value in model.graph.output]
     if len(outputs) != 1:
         raise ModelError(f"{path}: expected one output, got {len(outputs)}: {_names(outputs)}.")
-    return model, split.places
+    return model
 
 
-def _split(path: Path) -> SplitFile | None:
-    """None where the file has to be read as a whole."""
-    if path.suffix == ".gz":
-        return None
-    try:
-        with (
-            path.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as content,
-        ):
-            return split_weights(content) if len(content) <= MAX_FILE_BYTES else None
-    except (OSError, ValueError):  # not a file that can be mapped, or empty
-        return None
+def _split(path: Path, stream: BinaryIO, store: ConstantStore) -> SplitFile:
+    """The file that `stream` reads, as a whole where it has to be."""
+    split = None
+    if path.suffix != ".gz" or store.on_disk:
+        try:
+            with (
+                mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+                memoryview(mapped) as content,
+            ):
+                split = split_weights(content) if len(content) <= MAX_FILE_BYTES else None
+        except (OSError, ValueError):  # not a file that can be mapped, or empty
+            pass
+    return split or SplitFile(read_bytes(path), {})
 
 
 def _input(path: Path, model: ModelProto, override: Sequence[int] | None) -> OnnxInput:

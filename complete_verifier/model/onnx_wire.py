@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 _GRAPH, _INITIALIZER = 7, 5  # of ModelProto and GraphProto
-_DATA_TYPE, _RAW_DATA = 2, 9  # of TensorProto
-_OTHER_CONTENT = frozenset({3, 4, 5, 6, 7, 10, 11, 13, 14})
-"""Segment, typed data, data in other files: such tensors stay in the message."""
+_DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 2, 4, 9, 10  # of TensorProto
+_CONTENT = frozenset({3, 4, 5, 6, 7, 9, 10, 11, 13, 14})
+"""Segment, typed and raw data, data in other files; what has several stays in the message."""
 
-_PLAIN_TYPES = frozenset({1, 2, 3, 6, 7, 9, 10, 11})
+_SAME_BYTES = {_FLOAT_DATA: 1, _DOUBLE_DATA: 11}
+"""Typed data that is packed as raw data is, by the one type that it stands for: float, double."""
+
+PLAIN_TYPES = frozenset({1, 2, 3, 6, 7, 9, 10, 11})
 """float, uint8, int8, int32, int64, bool, float16, double: one element is one number of numpy."""
 
 _WORTH_BYTES = 1024
@@ -92,16 +95,16 @@ def _light_tensor(
 ) -> bytes | None:
     """The initialiser without its content, which is noted in `places`; None = leave it whole."""
     fields = list(_fields(content, tensor.value, tensor.end))
-    raw = [field for field in fields if field.number == _RAW_DATA]
-    if len(raw) != 1 or raw[0].wire != _DELIMITED or raw[0].end - raw[0].value < _WORTH_BYTES:
+    held = [field for field in fields if field.number in _CONTENT]
+    if len(held) != 1 or held[0].wire != _DELIMITED or held[0].end - held[0].value < _WORTH_BYTES:
         return None
     types = [field for field in fields if field.number == _DATA_TYPE]
-    if len(types) != 1 or _varint(content, types[0].value)[0] not in _PLAIN_TYPES:
+    if len(types) != 1 or (kind := _varint(content, types[0].value)[0]) not in PLAIN_TYPES:
         return None
-    if any(field.number in _OTHER_CONTENT for field in fields):
+    if held[0].number != _RAW_DATA and _SAME_BYTES.get(held[0].number) != kind:
         return None
-    places[number] = Place(raw[0].value, raw[0].end - raw[0].value)
-    rest = (bytes(content[f.start : f.end]) for f in fields if f.number != _RAW_DATA)
+    places[number] = Place(held[0].value, held[0].end - held[0].value)
+    rest = (bytes(content[f.start : f.end]) for f in fields if f is not held[0])
     return _delimited(_INITIALIZER, b"".join(rest))
 
 

@@ -80,7 +80,7 @@ def _pass(given: OnnxGraph, shapes: Shapes, where: str) -> OnnxGraph:
     for value in given.model.graph.output:
         if value.name in graph.aliases:
             graph.emit("Identity", [graph.aliases[value.name]], value.name)
-    return _finished(given.model, graph)
+    return _finished(given, graph)
 
 
 def _opset(model: ModelProto, where: str) -> int:
@@ -188,7 +188,8 @@ def _scaled(graph: _Graph, name: str, scale: float, result: str) -> str:
     return result
 
 
-def _finished(model: ModelProto, graph: _Graph) -> OnnxGraph:
+def _finished(given: OnnxGraph, graph: _Graph) -> OnnxGraph:
+    model = given.model
     read = {name for node in graph.nodes for name in node.input}
     constants = {name: content for name, content in graph.constants.items() if name in read}
     for value in model.graph.output:
@@ -202,7 +203,7 @@ def _finished(model: ModelProto, graph: _Graph) -> OnnxGraph:
         output=model.graph.output,
     )
     made = helper.make_model(simplified, opset_imports=list(model.opset_import))
-    return OnnxGraph(made, constants)
+    return OnnxGraph(made, constants, given.store)
 
 
 def _refusal(graph: _Graph, node: NodeProto, reason: str) -> ModelError:

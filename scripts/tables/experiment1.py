@@ -40,7 +40,7 @@ def run(setting: Setting) -> Table:
             "Peaks are of the rank that has the highest. Δ is relative, |a - b| / max(1, |b|).",
             "Weights are made from a seed, each rank's part alone: loading holds no more than it.",
         ),
-        bars=Bars("MB per rank", ("weights MB", "peak MB")),
+        plot=Bars("MB per rank", ("weights MB", "peak MB")),
     )
 
 

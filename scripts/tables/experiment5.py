@@ -80,7 +80,7 @@ def run(setting: Setting) -> Table:
             "With shard_specs products have fewer rows and round otherwise: the last column is the "
             "largest difference of an output's bound, relative to what is larger than one.",
         ),
-        bars=Bars(
+        plot=Bars(
             "peak, MB per rank",
             (
                 "stock peak MB",

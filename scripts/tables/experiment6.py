@@ -46,7 +46,7 @@ def run(setting: Setting) -> Table:
             "paper's.",
             "The wide MLP (4096x4) is a stand-in with drawn weights.",
         ),
-        bars=BARS,
+        plot=BARS,
     )
 
 

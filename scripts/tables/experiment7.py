@@ -25,5 +25,5 @@ def run(setting: Setting) -> Table:
             "All shards is fsdp, shard_specs and shard_domains.",
             "The property is one of VNN-COMP's; the authors' 7715 is not among its files.",
         ),
-        bars=BARS,
+        plot=BARS,
     )

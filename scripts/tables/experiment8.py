@@ -30,5 +30,5 @@ def run(setting: Setting) -> Table:
             "Both networks are stand-ins with drawn weights (scripts/make_models.py); give the "
             "originals' paths in exp_configs/fsdp to measure those.",
         ),
-        bars=BARS,
+        plot=BARS,
     )

@@ -49,7 +49,7 @@ def run(setting: Setting) -> Table:
             "wall time falls with P only where every rank has a core.",
             "P = 1 is the same command on one rank.",
         ),
-        bars=Bars("peak, MB per rank", ("peak MB per rank",)),
+        plot=Bars("peak, MB per rank", ("peak MB per rank",)),
     )
 
 

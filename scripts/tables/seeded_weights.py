@@ -63,7 +63,7 @@ class SeededWeights(WeightSource):
         """Nothing."""
         return ()
 
-    def _keep(self, handle: WeightHandle, tensor: Tensor) -> None:
+    def _keep(self, handle: WeightHandle, tensor: Tensor, device: torch.device) -> None:
         raise TypeError("weights from a seed take none over")
 
     def _still_holds(self, handle: WeightHandle, tensor: Tensor) -> bool:

@@ -6,6 +6,10 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
 
@@ -26,6 +30,24 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Curves:
+    """A plot of numbers over another one, a panel for each family of rows.
+
+    Attributes:
+        label: heading of the vertical axis (logarithmic), with its unit.
+        over: heading of the column along the horizontal axis; rows without a number there are left
+            out.
+        columns: headings of the columns that become curves.
+
+    Rows of one family begin with the same word.
+    """
+
+    label: str
+    over: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows under headings.
 
@@ -35,7 +57,7 @@ class Table:
         headings: of the columns; those of published figures begin with "paper".
         rows: text or numbers, as many as headings; None where there is nothing to compare.
         notes: one sentence each, shown below.
-        bars: what is plotted; None = no plot.
+        plot: what is drawn; None = no plot.
     """
 
     name: str
@@ -43,7 +65,7 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     notes: tuple[str, ...] = ()
-    bars: Bars | None = None
+    plot: Bars | Curves | None = None
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -75,9 +97,9 @@ class Table:
         written[0].write_text(self.markdown, encoding="utf-8")
         with written[1].open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([self.headings, *self.rows])
-        if self.bars is not None:
+        if self.plot is not None:
             path = folder / f"{self.name}.png"
-            if plot(self, self.bars, path):
+            if draw(self, self.plot, path):
                 written.append(path)
         return written
 
@@ -91,13 +113,23 @@ def show(value: object) -> str:
     return str(value)
 
 
-def plot(table: Table, bars: Bars, path: Path) -> bool:
-    """Draw the bars of `table` to `path`; False where matplotlib is not installed."""
+def draw(table: Table, plot: Bars | Curves, path: Path) -> bool:
+    """Draw `plot` of `table` to `path`; False where matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
         return False
     matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = _bars(table, plot) if isinstance(plot, Bars) else _curves(table, plot)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return True
+
+
+def _bars(table: Table, bars: Bars) -> Figure:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(1.5 + 1.6 * len(table.rows), 4.0))
@@ -114,11 +146,48 @@ def plot(table: Table, bars: Bars, path: Path) -> bool:
     axes.set_xticklabels([show(row[0]) for row in table.rows])
     axes.set_ylabel(bars.label)
     axes.set_title(table.title, fontsize=9)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return True
+    axes.legend(fontsize=8, loc="upper left")
+    return figure
+
+
+def _curves(table: Table, curves: Curves) -> Figure:
+    from matplotlib import pyplot
+
+    families = _families(table, curves.over)
+    figure, panels = pyplot.subplots(
+        1, max(1, len(families)), figsize=(1.0 + 4.0 * max(1, len(families)), 4.0), squeeze=False
+    )
+    across = table.headings.index(curves.over)
+    for axes, (family, rows) in zip(panels[0], families.items(), strict=False):
+        # Curves that coincide stay visible: each later one is thinner, with a smaller mark.
+        for number, heading in enumerate(curves.columns):
+            place = table.headings.index(heading)
+            points = sorted((_height(row[across]), _height(row[place])) for row in rows)
+            thin = len(curves.columns) - number
+            axes.plot(
+                *zip(*points, strict=True),
+                "os^vDP"[number % 6] + "-",
+                label=heading,
+                linewidth=1.2 * thin,
+                markersize=2 + 3 * thin,
+            )
+        axes.set_yscale("log")
+        axes.set_xlabel(curves.over)
+        axes.set_ylabel(curves.label)
+        axes.set_title(family, fontsize=9)
+        axes.legend(fontsize=8, loc="upper left")
+    figure.suptitle(table.title, fontsize=9)
+    return figure
+
+
+def _families(table: Table, over: str) -> dict[str, list[tuple[object, ...]]]:
+    """The rows with a number under `over`, by the first word of their name."""
+    across = table.headings.index(over)
+    families: dict[str, list[tuple[object, ...]]] = {}
+    for row in table.rows:
+        if row[across] is not None:
+            families.setdefault(show(row[0]).split()[0], []).append(row)
+    return families
 
 
 def _height(value: object) -> float:

@@ -78,8 +78,11 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     """Load and bound by each method; figures of this rank."""
     weights: WeightSource = ShardedWeights(ranks.data) if options.fsdp else OneRankWeights()
     refined = options.tp_intermediate == "exact"
+    # Outside the meter: with one open, a trace of convolutions loses the network's input.
+    whole = whole_graph(options.network)
     with MemoryMeter() as loading:
-        graph = split_neurons(whole_graph(options.network), ranks.tp, weights, refined=refined)
+        graph = split_neurons(whole, ranks.tp, weights, refined=refined)
+    del whole
     graph.weights.check_agreement()
     held = graph.weights.held()
     box = region(graph, options)

@@ -6,10 +6,13 @@ as the layer is whole on a rank, or that weights are not cut twice on a grid of 
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from tables.seeded_weights import SeededWeights, one_zone
-from torch import Tensor
+from torch import Tensor, nn
 
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.rows import SpecRows
@@ -23,6 +26,7 @@ from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 from tests.distributed.ranks import RankPool
+from tests.unit.engine import nets
 
 pytestmark = pytest.mark.distributed
 
@@ -87,3 +91,35 @@ def test_a_grid_of_ranks_cuts_weights_twice(rank_pool: RankPool) -> None:
         assert found["parameters"] <= WEIGHT_BYTES / 4 + 64
         assert torch.equal(found["lower"], grid[0]["lower"])
         assert torch.allclose(found["lower"], one["lower"], rtol=1e-6, atol=1e-6)
+
+
+def convolutions_below_a_zone(ranks: Ranks) -> dict[str, Any]:
+    """Shape and numbers held of each parameter, and bounds; weights are cut over the data axis."""
+    torch.manual_seed(2)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 3)),
+    )
+    whole = nets.graph_of(net, (3, 8, 8), torch.float32)
+    graph = split_neurons(whole, ranks.tp, ShardedWeights(ranks.data))
+    graph.weights.check_agreement()
+    middle = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    box = Interval(middle - 0.01, middle + 0.01)
+    state = crown_relaxations(graph, box, BoundOptions())
+    lower = crown_bounds(state, SpecRows(torch.cat([torch.eye(3), -torch.eye(3)])), BoundOptions())
+    graph.weights.settle()
+    held = {share.shape: share.local_numel for share in graph.weights.share()}
+    return {"held": held, "lower": lower}
+
+
+def test_a_grid_of_ranks_cuts_convolutions_over_its_data_axis(rank_pool: RankPool) -> None:
+    (one,) = rank_pool.run(convolutions_below_a_zone, 1)
+    kernels, zone = {(8, 3, 3, 3), (8, 8, 3, 3)}, {(40, 72): (20, 72), (3, 40): (3, 20)}
+    assert kernels | set(zone) <= set(one["held"])
+    grid = rank_pool.run(convolutions_below_a_zone, 4, tp=2)
+    for found in grid:
+        assert kernels | set(zone.values()) <= set(found["held"])
+        for shape, count in found["held"].items():
+            assert count == -(-math.prod(shape) // 2), shape
+        assert torch.equal(found["lower"], grid[0]["lower"])
+        assert torch.allclose(found["lower"], one["lower"], rtol=1e-5, atol=1e-5)

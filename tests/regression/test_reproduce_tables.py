@@ -28,7 +28,7 @@ TABLE = Table(
     headings=("network", "paper MB", "MB"),
     rows=(("a", None, 1.23456), ("b", 3, 4.0)),
     notes=("A note.",),
-    bars=Bars("MB", ("paper MB", "MB")),
+    plot=Bars("MB", ("paper MB", "MB")),
 )
 
 

@@ -46,8 +46,10 @@ def test_a_fault_is_named(verdicts: tuple[str | None, ...], word: str) -> None:
     assert any(word in own for own in faults(records(*verdicts), RANKS))
 
 
-def test_sixty_instances_are_asked_for() -> None:
-    assert sum(category.count for category in CATEGORIES) == 60
+def test_sixty_instances_are_asked_for_and_fifteen_with_neurons_split() -> None:
+    counts = {category.name: len(category.places) or category.count for category in CATEGORIES}
+    assert counts.pop("mnist_fc_tp") == 15
+    assert sum(counts.values()) == 60
 
 
 def test_nothing_to_compare_is_not_agreement(tmp_path: Path) -> None:
