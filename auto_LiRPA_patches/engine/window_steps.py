@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph, Node
@@ -27,7 +27,7 @@ from auto_LiRPA_patches.operators.windows import Extent, Extents, Windows
 # through windows costs about as much as a small convolution.
 _LARGEST_SHARE = 0.5
 # Windows are used where they save at least this share of all coefficients.
-_LEAST_SAVING = 0.3
+_LEAST_SAVING = 0.5
 # A step holds old and new coefficients, and the lines of every window.
 _COPIES = 6
 # Floats of one node's coefficients in a chunk; larger ones leave the processor's caches.
@@ -93,9 +93,8 @@ class WindowRows(NeuronRows):
         coeffs = self.sign.new_zeros(self.count, plane[0]).scatter_(
             1, channel[:, None], self.sign[:, None]
         )
-        starts = F.pad((cell // plane[2])[:, None], (0, 1))
-        starts[:, 1] = cell % plane[2]
-        spread = coeffs.view(self.count, 1, -1, 1, 1).expand(-1, batch, -1, -1, -1)
+        starts = torch.stack([cell // plane[2], cell % plane[2]], 1)
+        spread = coeffs[:, None, :, None, None].expand(-1, batch, -1, -1, -1)
         return Windows(spread, starts, (Extent(), Extent()), (plane[0], plane[1], plane[2]))
 
     def below(self, graph: Graph, node: int, batch: int) -> None:

@@ -83,7 +83,7 @@ class Windows:
         high, wide = self.plane[1:]
         rows, columns = self._cells(0).clamp(0, high - 1), self._cells(1).clamp(0, wide - 1)
         # Cells outside add their zeros to some cell at the edge.
-        places = (rows[:, :, None] * wide + columns[:, None, :]).view(count, 1, 1, -1)
+        places = (rows[:, :, None] * wide + columns[:, None, :]).flatten(1)[:, None, None]
         flat = self.coeffs.new_zeros(count, batch, channels, high * wide)
         flat.scatter_add_(3, places.expand(-1, batch, channels, -1), self.coeffs.flatten(3))
         return flat.view(count, batch, *self.plane)
