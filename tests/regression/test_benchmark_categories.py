@@ -51,6 +51,8 @@ NETWORKS = [
     for path in sorted((BENCHMARKS / category).rglob("*.onnx.gz"))
 ]
 METHODS = ("ibp", "crown", "alpha-crown")
+# CROWN of every neuron behind a generator takes a minute, of a detector's 21 125 cells longer.
+CHEAPER = {"cgan": ("ibp", "forward+crown"), "yolo": ("ibp", "crown")}
 # Wide enough for outputs to move, narrow enough that few neurons are unstable.
 RADIUS = {
     "acasxu": 0.02,
@@ -62,7 +64,7 @@ RADIUS = {
     "yolo": 1e-5,
 }
 USUAL_RADIUS = 1e-3
-MOST_OUTPUTS = 16  # a detector has 21 125
+MOST_OUTPUTS = 8  # a detector has 21 125
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -141,13 +143,15 @@ def test_every_network_loads_and_its_bounds_survive_sampling(path: Path) -> None
     least, largest = sampled_range(network, region)
     # float32 sums of up to a few thousand terms, over a dozen layers.
     noise = 1e-5 * np.maximum(1, np.maximum(np.abs(least), np.abs(largest)))
-    found = {method: output_bounds(network, region, method) for method in METHODS}
+    methods = next((CHEAPER[name] for name in CHEAPER if name in path.parts), METHODS)
+    found = {method: output_bounds(network, region, method) for method in methods}
     for method, (lower, upper) in found.items():
         assert np.isfinite(lower).all() and np.isfinite(upper).all(), method
         assert (lower <= upper + noise).all(), method
         assert (lower <= least + noise).all() and (upper >= largest - noise).all(), method
-    assert (found["crown"][0] <= found["alpha-crown"][0] + noise).all()
-    assert (found["crown"][1] >= found["alpha-crown"][1] - noise).all()
+    if methods == METHODS:
+        assert (found["crown"][0] <= found["alpha-crown"][0] + noise).all()
+        assert (found["crown"][1] >= found["alpha-crown"][1] - noise).all()
     assert (largest > least).any(), "a box in which nothing changes tests nothing"
 
 
