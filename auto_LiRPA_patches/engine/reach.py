@@ -60,12 +60,12 @@ def reached(graph: Graph, matrix: Tensor) -> dict[int, Tensor]:
     return found
 
 
-def _through_relaxed(graph: Graph, index: int, mask: Tensor) -> list[Tensor]:
+def _through_relaxed(graph: Graph, index: int, mask: Tensor) -> tuple[Tensor, ...]:
     """What a relaxed node's inputs are reached in: its own elements, or all of them."""
     if isinstance(graph.nodes[index].operator, Activation):
-        return [mask]
+        return (mask,)
     shapes = [graph.nodes[source].shape for source in graph.nodes[index].inputs]
-    return [mask.new_ones(1, 1, *shape) for shape in shapes]
+    return tuple(mask.new_ones(1, 1, *shape) for shape in shapes)
 
 
 def _ends_locally(graph: Graph) -> bool:
