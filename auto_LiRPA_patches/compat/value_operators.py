@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from auto_LiRPA_patches.operators.shape import pad_value
+
 
 @functools.cache
 def value_operators() -> dict[str, type]:
@@ -50,7 +52,7 @@ def value_operators() -> dict[str, type]:
             half = len(sizes) // 2
             pairs = zip(sizes[:half], sizes[half:], strict=True)
             flat = [size for pair in reversed(list(pairs)) for size in pair]
-            return F.pad(value, flat, value=float(fill))
+            return F.pad(value, flat, value=pad_value(fill))
 
     class BoundConv(Bound):
         def forward(self, value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

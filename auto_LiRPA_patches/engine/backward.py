@@ -15,9 +15,11 @@ from torch import Tensor
 
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.rows import Rows
+from auto_LiRPA_patches.engine.window_steps import window_step
 from auto_LiRPA_patches.operators.ball import BallBox
 from auto_LiRPA_patches.operators.base import sum_bias
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.operators.windows import Windows
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind, counted_as
 
 LinesAt = Callable[[int], Any]
@@ -47,13 +49,16 @@ def lower_bounds(
         ``[S, B]``, differentiable in the relaxations.
     """
     with counted_as(MemoryKind.COEFFICIENTS):
-        coeffs, bias = input_form(graph, box, node, rows, lines_at, observe)
+        coeffs, bias = _descend(graph, box, node, rows, lines_at, observe)
         if coeffs is None:
             if bias is None:
                 shape = (rows.count, box.lower.shape[0])
                 return torch.zeros(shape, dtype=box.lower.dtype, device=box.lower.device)
             return graph.neurons.agreed(overflow_to_nan(bias))
-        value = concretize(coeffs.flatten(2), box)
+        if isinstance(coeffs, Windows) and not isinstance(box, BallBox):
+            value = _concretize_windows(coeffs, box)
+        else:
+            value = concretize(_whole(coeffs).flatten(2), box)
         value = overflow_to_nan(value if bias is None else value + bias)
         return graph.neurons.agreed(value)
 
@@ -75,9 +80,22 @@ def input_form(
         ``coeffs [S, B, *input_shape]`` and ``bias [S, B]``, None standing for zero, with
         ``rows . node(x) >= coeffs . x + bias`` for every x in the boxes.
     """
+    coeffs, bias = _descend(graph, box, node, rows, lines_at, observe)
+    return None if coeffs is None else _whole(coeffs), bias
+
+
+def _descend(
+    graph: Graph,
+    box: Interval,
+    node: int,
+    rows: Rows,
+    lines_at: LinesAt,
+    observe: Observe | None,
+) -> tuple[Tensor | Windows | None, Tensor | None]:
+    """`input_form`, in windows where the rows came down in windows."""
     batch = box.lower.shape[0]
     graph.weights.expect(graph.handles_below(node))
-    pending: dict[int, Tensor] = {}
+    pending: dict[int, Tensor | Windows] = {}
     biases: list[Tensor | None] = []
     partial: list[Tensor | None] = []  # sums over this rank's neurons
     shortcut = rows.below(graph, node, batch)
@@ -95,19 +113,38 @@ def input_form(
         if operator is None:
             raise ValueError(f"node {index} ({graph.nodes[index].name}) is a second input")
         lines = lines_at(index) if operator.needs_bounds else None
-        if observe is not None and operator.needs_bounds:
-            observe(index, coeffs)
-        below, bias = operator.backward(graph.weights, coeffs, lines)
+        step: tuple[tuple[Tensor | Windows, ...], Tensor | None] | None = None
+        if isinstance(coeffs, Windows):
+            step = window_step(graph, index, coeffs, lines)
+        if step is None:
+            coeffs = _whole(coeffs)
+            if observe is not None and operator.needs_bounds:
+                observe(index, coeffs)
+            step = operator.backward(graph.weights, coeffs, lines)
+        below, bias = step
         del coeffs
         (partial if index in graph.neurons.split else biases).append(bias)
         for source, part in zip(graph.nodes[index].inputs, below, strict=True):
-            pending[source] = pending[source] + part if source in pending else part
-        del below, part
+            pending[source] = _added(pending[source], part) if source in pending else part
+        del below, part, step
     if 0 in pending and observe is not None:
-        observe(0, pending[0])
+        observe(0, _whole(pending[0]))
     own = sum_bias(partial)
     biases.append(None if own is None else graph.neurons.total(own))
     return pending.pop(0, None), sum_bias(biases)
+
+
+def _whole(coeffs: Tensor | Windows) -> Tensor:
+    return coeffs.dense() if isinstance(coeffs, Windows) else coeffs
+
+
+def _added(one: Tensor | Windows, other: Tensor | Windows) -> Tensor | Windows:
+    """The sum of what two paths bring to a node."""
+    if isinstance(one, Windows) and isinstance(other, Windows):
+        total = one.plus(other)
+        if total is not None:
+            return total
+    return _whole(one) + _whole(other)
 
 
 def overflow_to_nan(lower: Tensor) -> Tensor:
@@ -157,6 +194,14 @@ class _Concretize(torch.autograd.Function):
         # At zero any point between the corners is a subgradient; this one is the centre.
         corner = torch.addcmul(center, sign.to(center.dtype), radius, value=-1)
         return corner.mul_(grads[0].unsqueeze(-1)), None
+
+
+def _concretize_windows(windows: Windows, box: Interval) -> Tensor:
+    """``[S, B]``: the minimum over the part of the box that each row sees; no gradient."""
+    lower, upper = windows.gather(torch.stack([box.lower.flatten(1), box.upper.flatten(1)]))
+    coeffs = windows.coeffs
+    least = torch.addcmul(coeffs.clamp(min=0) * lower, coeffs.clamp(max=0), upper)
+    return least.flatten(2).sum(-1)
 
 
 def _row_dot(coeffs: Tensor, vector: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from auto_LiRPA_patches.sharding.row_share import RowShare
 
@@ -32,6 +34,8 @@ class BoundOptions:
             (`general.sparse_interm`).
         sparse_alpha: keep α only for neurons that are unstable (`general.sparse_alpha`).
         intermediate: `crown`, or `ibp` for CROWN-IBP.
+        reached: per node a mask ``[N]`` of the elements that matter to what is asked of the
+            network; the others keep interval bounds (`engine.reach`). Equal on all ranks.
         row_share: the ranks that divide the rows of each node among them, with coefficients and α
             (`parallel.shard_specs`); all make the same calls with the same arguments.
         alone: no other rank takes part in a backward pass: weights are whole on this rank, and no
@@ -49,6 +53,7 @@ class BoundOptions:
     sparse_rows: bool = True
     sparse_alpha: bool = True
     intermediate: str = "crown"
+    reached: Mapping[int, Tensor] = field(default_factory=dict)
     row_share: RowShare = RowShare.alone()
     alone: bool = True
     told: Callable[[str], None] = unheard

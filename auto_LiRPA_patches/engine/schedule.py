@@ -19,6 +19,7 @@ from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.out_of_memory import Halving, ran_out_of_memory
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows, Rows
+from auto_LiRPA_patches.engine.window_steps import WindowRows, window_plan
 from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.base import AffineOperator, num_elements
 from auto_LiRPA_patches.operators.interval import Interval
@@ -195,7 +196,16 @@ def crown_interval(
     """CROWN bounds ``[B, F]`` of ``elements [F]`` of `node`."""
     rows = NeuronRows.both_sides(elements, state.box.lower.dtype)
     cut = chunking(state.graph, node, state.box.lower.shape[0], options)
-    return sides(bound_rows(state, node, rows, cut, options))
+    plan = None if options.tile_rows is not None else window_plan(state.graph, node)
+    if plan is None:
+        return sides(bound_rows(state, node, rows, cut, options))
+    # In the order of the cells: rows that start in one cell look at the same window.
+    cells = num_elements(state.graph.nodes[node].shape[1:])
+    order = torch.argsort(rows.index % cells, stable=True)
+    ordered = WindowRows(rows.index[order], rows.sign[order])
+    cut = plan.chunking(state.box.lower.shape[0], options)
+    found = bound_rows(state, node, ordered, cut, options)
+    return sides(torch.empty_like(found).index_copy_(0, order, found))
 
 
 def sides(result: Tensor) -> Interval:
@@ -225,7 +235,10 @@ def elements_to_bound(graph: Graph, node: int, bounds: Interval, options: BoundO
     count = num_elements(graph.nodes[node].shape)
     if not options.sparse_rows:
         return torch.arange(graph.neurons.count(node, count), device=bounds.lower.device)
-    return graph.neurons.among_all(node, _unstable(graph, node, bounds))
+    wanted = _unstable(graph, node, bounds)
+    if node in options.reached:
+        wanted &= options.reached[node]
+    return graph.neurons.among_all(node, wanted)
 
 
 def _unstable(graph: Graph, node: int, bounds: Interval) -> Tensor:

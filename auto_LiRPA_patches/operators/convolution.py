@@ -114,6 +114,18 @@ class Conv(_Sliding):
             return self._by_phases(kernel, rows)
         return self._slide_back(rows, kernel, self._output_padding(kernel))
 
+    def window_adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
+        """The adjoint on windows ``[R, K, h, w]`` of the output, of all cells they reach.
+
+        Returns:
+            ``[R, C, (h - 1) * stride + dilation * (kernel - 1) + 1, ...]``: cells in the padding
+            included.
+        """
+        kernel = weights.gather(self.weight)
+        if rows.shape[2:] == (1, 1) and self.groups == 1 and set(self.dilation) == {1}:
+            return (rows.flatten(1) @ kernel.flatten(1)).view(-1, *kernel.shape[1:])
+        return F.conv_transpose2d(rows, kernel, None, self.stride, 0, 0, self.groups, self.dilation)
+
     def _cuts_patches(self, kernel: Tensor) -> bool:
         """Whether every input cell is read once: patches side by side, as in transformers."""
         return (
@@ -252,6 +264,10 @@ class BatchNorm(AffineOperator):
 
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         return rows * self._scale(weights)
+
+    def window_adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
+        """The adjoint on windows ``[R, C, h, w]``: a channel's scale is the same everywhere."""
+        return self.adjoint(weights, rows)
 
     def offset(self, weights: WeightSource) -> Tensor | None:
         mean = self._per_channel(weights.gather(self.mean))

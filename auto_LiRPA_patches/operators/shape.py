@@ -173,6 +173,11 @@ class Concat(Operator):
         ]
 
 
+def pad_value(fill: Any) -> float:
+    """The constant that ONNX Pad names; PyTorch's exporter writes an empty tensor for none."""
+    return 0.0 if isinstance(fill, Tensor) and fill.numel() == 0 else float(fill)
+
+
 @dataclass(frozen=True)
 class ConstantPad(Movement):
     """ONNX Pad with a constant.

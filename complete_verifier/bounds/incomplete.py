@@ -23,6 +23,7 @@ from auto_LiRPA_patches.engine.forward import (
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.inner_bounds import InnerRows
 from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.reach import reached
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
 from auto_LiRPA_patches.engine.schedule import (
@@ -194,6 +195,7 @@ class RegionVerification:
         elif settings.method.startswith("forward"):
             state, lower = self._forward()
         else:
+            settings = self._only_what_counts()
             state = crown_relaxations(self.graph, self.box, settings.bounds)
             lower = crown_bounds(state, self._spec(self.matrix), settings.bounds)
             # Lines over wide intervals can be looser than the intervals themselves.
@@ -211,6 +213,13 @@ class RegionVerification:
             margins=tuple(self.rows.margins(first).tolist()),
             worst_margin=self.rows.worst_margin(first),
         )
+
+    def _only_what_counts(self) -> BoundSettings:
+        """From now on neurons that no functional depends on are left to interval bounds."""
+        wanted = reached(self.graph, self.matrix)
+        bounds = replace(self.settings.bounds, reached=wanted)
+        self.settings = replace(self.settings, bounds=bounds)
+        return self.settings
 
     def _forward(self) -> tuple[Relaxations, Tensor]:
         """Relaxations made forwards, and lower bounds ``[S, 1]`` of the functionals."""

@@ -21,6 +21,7 @@ from auto_LiRPA_patches.operators.shape import (
     Reshape,
     Select,
     Transpose,
+    pad_value,
 )
 from auto_LiRPA_patches.sharding.weights import WeightHandle
 
@@ -132,7 +133,7 @@ def _pad(node: UpstreamNode) -> Operator:
     operands = node.operands
     if len(operands) > 1:
         pads = _integers(operands[1].constant)
-        value = float(operands[2].constant) if len(operands) > 2 else 0.0
+        value = pad_value(operands[2].constant) if len(operands) > 2 else 0.0
     else:
         pads = [int(pad) for pad in given["pads"]]
         value = float(given.get("value", 0.0))
