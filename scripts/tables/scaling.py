@@ -40,7 +40,7 @@ def memory(setting: Setting) -> Table:
         headings=("ranks", "peak MB", *parts_of_peak, "verdict"),
         rows=tuple(rows),
         notes=("Of the rank that has the highest peak.",),
-        bars=Bars("MB per rank", parts_of_peak, stacked=True),
+        plot=Bars("MB per rank", parts_of_peak, stacked=True),
     )
 
 
@@ -69,7 +69,7 @@ def rate(setting: Setting) -> Table:
         headings=("ranks", "subproblems", "subproblems per second", "times the first"),
         rows=tuple(rows),
         notes=("The rate can rise only while every rank has a core of its own.",),
-        bars=Bars("subproblems per second", ("subproblems per second",)),
+        plot=Bars("subproblems per second", ("subproblems per second",)),
     )
 
 

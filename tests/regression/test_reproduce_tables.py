@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tables import experiment5, experiment6, ranks, scaling, verifications
 from tables.ranks import RunFailedError, Setting
-from tables.table import Bars, Table, plot
+from tables.table import Bars, Table, draw
 
 from tests.regression.user_runs import ROOT
 
@@ -55,7 +55,7 @@ def test_parts_of_a_whole_are_drawn_on_top_of_each_other(tmp_path: Path) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pyplot.Axes, "bar", bar)
-        plot(TABLE, Bars("MB", ("MB", "MB"), stacked=True), tmp_path / "t.png")
+        draw(TABLE, Bars("MB", ("MB", "MB"), stacked=True), tmp_path / "t.png")
     assert shown == [(0.0, 1.23456), (0.0, 4.0), (1.23456, 1.23456), (4.0, 4.0)]
 
 
