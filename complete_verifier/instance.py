@@ -20,6 +20,7 @@ from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.refined_branching import branch_and_refine
+from complete_verifier.bounds.certain import possible
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
 from complete_verifier.bounds.memory import memory_limit, memory_used, pool_limit
 from complete_verifier.bounds.settings import BoundSettings
@@ -74,7 +75,7 @@ class InstanceRun:
     ) -> None:
         self._session = session
         self._network = network
-        self._specification = specification
+        self._specification = possible(specification, network.graph)
         self._effort = effort
         self._clock = clock
         self._progress = progress

@@ -27,7 +27,12 @@ from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.operators.s_shaped import Sigmoid, Tanh
 from auto_LiRPA_patches.operators.scaling import ScaleShift
 from auto_LiRPA_patches.operators.shape import Broadcast, Reshape
-from auto_LiRPA_patches.operators.softmax import Differences, ExpDifferences
+from auto_LiRPA_patches.operators.softmax import (
+    Differences,
+    ExpDifferences,
+    SaturatingExp,
+    Share,
+)
 from auto_LiRPA_patches.operators.waves import Cos, Sin
 
 
@@ -200,21 +205,25 @@ _MANY_DIFFERENCES = 1024
 
 def _softmax(node: UpstreamNode) -> tuple[Step, ...]:
     """``1 / sum_j exp(x_j - x_i)``; see `operators.softmax`."""
-    chain, total, shape = _sum_of_exponentials(node)
-    chain.add(Reciprocal(node.name, (shape,), shape), total)
+    chain, total, shape = _sum_of_exponentials(node, saturates=True)
+    chain.add(Share(node.name, (shape,), shape), total)
     return chain.finish()
 
 
 def _log_softmax(node: UpstreamNode) -> tuple[Step, ...]:
     """``-log sum_j exp(x_j - x_i)``; the sum is at least 1."""
-    chain, total, shape = _sum_of_exponentials(node)
+    chain, total, shape = _sum_of_exponentials(node, saturates=False)
     logarithm = chain.add(Log(chain.name("log"), (shape,), shape), total)
     chain.add(ScaleShift(node.name, (shape,), shape, factor=-1.0), logarithm)
     return chain.finish()
 
 
-def _sum_of_exponentials(node: UpstreamNode) -> tuple[Chain, int, Shape]:
-    """The steps to ``sum_j exp(x_j - x_i)``, the last one's value, and its shape."""
+def _sum_of_exponentials(node: UpstreamNode, *, saturates: bool) -> tuple[Chain, int, Shape]:
+    """The steps to ``sum_j exp(x_j - x_i)``, the last one's value, and its shape.
+
+    Args:
+        saturates: exp is cut off where it would overflow (`SaturatingExp`).
+    """
     (shape,) = perturbed_shapes(node)
     axis = value_axis(node, int(node.attributes.get("axis", -1)), len(shape) + 1)
     if axis != len(shape) - 1:
@@ -222,10 +231,12 @@ def _sum_of_exponentials(node: UpstreamNode) -> tuple[Chain, int, Shape]:
     chain = Chain(node)
     wide = (*shape, shape[-1])
     if num_elements(wide) > _MANY_DIFFERENCES:
-        value = chain.add(ExpDifferences(chain.name("exp"), (shape,), wide), 0)
+        exp = ExpDifferences(chain.name("exp"), (shape,), wide, saturates=saturates)
+        value = chain.add(exp, 0)
     else:
         value = chain.add(Differences(chain.name("differences"), (shape,), wide), 0)
-        value = chain.add(Exp(chain.name("exp"), (wide,), wide), value)
+        kind = SaturatingExp if saturates else Exp
+        value = chain.add(kind(chain.name("exp"), (wide,), wide), value)
     total = Reduction(chain.name("sum"), (wide,), shape, axes=(len(shape),))
     return chain, chain.add(total, value), shape
 
