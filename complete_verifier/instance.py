@@ -36,6 +36,7 @@ from complete_verifier.specification import Region, Specification
 # Where inputs are split networks are small; a larger one's weights stay shared, and every rank
 # follows the whole tree.
 _MOST_WHOLE_BYTES = 256 << 20
+_WINDOW_REASON = "inputs without bounds are searched within a window, and nothing is proven of them"
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,9 @@ class InstanceRun:
         for region, bounds in zip(self._specification.regions, found.regions, strict=False):
             if bounds.proven:
                 continue
+            if region.windowed:
+                undecided = undecided or _WINDOW_REASON
+                continue
             outcome = self._branch_region(region, bounds, settings)
             if outcome is None:
                 return found
@@ -332,6 +336,8 @@ class InstanceRun:
     def _open_reason(self, bounds: RegionBounds, number: int) -> str:
         if bounds.starved:
             return bounds.starved
+        if self._specification.regions[number].windowed:
+            return _WINDOW_REASON
         margins = bounds.alpha_crown or bounds.crown
         method = "α-CROWN" if bounds.alpha_crown else "the first bounds"
         where = f" in region {number + 1}" if len(self._specification.regions) > 1 else ""

@@ -12,8 +12,8 @@ N scores have N (N - 1) differences. Where bounding each by a backward pass cost
 scores are bounded instead, and the differences lie between differences of their bounds
 (`ExpDifferences`).
 
-Scores that are far apart overflow exp. Here exp is cut off at 20 (`SaturatingExp`): that adds at most
-``exp(-20) = 2.1e-9`` to a share, which its lower bound gives back (`Share`).
+Scores that are far apart overflow exp. Here exp is cut off at 20 (`SaturatingExp`): that adds at
+most ``exp(-20) = 2.1e-9`` to a share, which its lower bound gives back (`Share`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ExpDifferences(Relaxed):
 
 @dataclass(frozen=True)
 class SaturatingExp(Exp):
-    """``y = exp(min(x, 20))``: convex up to 20 and constant behind it, so that it never overflows."""
+    """``y = exp(min(x, 20))``: convex up to 20, constant behind it; it never overflows."""
 
     def function(self, value: Tensor) -> Tensor:
         return torch.exp(value.clamp(max=_SATURATION))
