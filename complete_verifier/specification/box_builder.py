@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from complete_verifier.specification.clause import Clause
-from complete_verifier.specification.exact import round_down, round_up, to_rational
+from complete_verifier.specification.exact import round_down, round_up
 from complete_verifier.specification.formula import InputBound
 from complete_verifier.specification.region import Region
 
@@ -18,8 +19,8 @@ Interval = tuple[float, bool, float, bool]
 Narrowing = tuple[tuple[int, Interval], ...]
 
 # How far an input is tried that has no bound, at least; else ten times the largest bound there is.
-_LEAST_WINDOW = 10
-_MOST_WINDOW = 10**300
+_LEAST_WINDOW = Fraction(10)
+_MOST_WINDOW = Fraction(10**300)
 
 
 class BoxBuilder:
@@ -59,7 +60,7 @@ class BoxBuilder:
         """
         given = {(bound.input_index, bound.is_upper) for bound in bounds}
         stated = [bound for bound in (*self._lower, *self._upper, *bounds) if bound is not None]
-        largest = max((abs(to_rational(bound.value)) for bound in stated), default=0)
+        largest = max((abs(Fraction(bound.value)) for bound in stated), default=Fraction(0))
         reach = max(_LEAST_WINDOW, min(10 * largest, _MOST_WINDOW), largest + 1)
         return [
             InputBound(index, side == "upper", reach if side == "upper" else -reach, strict=False)

@@ -74,7 +74,7 @@ def test_nothing_but_a_relu_s_sign_is_proven_of_unbounded_inputs(
     query, model = files
     head = "".join(QUERY.format(kind="real", limit=0).splitlines(keepends=True)[:2])
     query.write_text(f"{head}(assert {asserts})")
-    assert main(["verify", str(query), "--network", f"net={model}", "--timeout", "60"]) == 0
+    assert main(["verify", str(query), "--network", f"net={model}"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == verdict
 
 
@@ -132,4 +132,4 @@ def test_every_capability_is_answered_in_its_form(capability: str, capsys) -> No
     if capability == "--onnx-operators":
         assert {"Relu", "Conv", "MaxPool", "Softmax", "Gemm", "Clip"} <= set(lines)
         assert all(onnx.defs.has(name) for name in lines)
-        assert not {"If", "Loop", "Scan", "Shape", "Cast", "Where"} & set(lines)
+        assert not {"If", "Loop", "Scan"} & set(lines)

@@ -77,7 +77,8 @@ def test_a_query_without_output_constraints_is_satisfied_by_any_member() -> None
     found = query("(assert (<= X[0,0] 0.2))")
     (region,) = found.specification.regions
     assert region.violated_by(np.array([3.0, 4.0]))
-    assert (found.network, found.input.shape, found.output.shape) == ("N", (1, 2), (2,))
+    assert found.network == "N"
+    assert (found.inputs[0].shape, found.outputs[0].shape) == ((1, 2), (2,))
 
 
 REFUSED = {
@@ -105,9 +106,9 @@ def test_what_cannot_be_stated_is_refused(asserts: str) -> None:
             "it declares 2 networks",
         ),
         (
-            "(declare-network A (declare-input X real [1]) (declare-input W real [1])"
-            "(declare-output Y real [1]))",
-            r"several inputs \(X, W\)",
+            "(declare-network A (declare-input X real [1]) (declare-hidden H real [1] "
+            '"h")(declare-output Y real [1]))',
+            "declares the hidden node H",
         ),
         (
             "(declare-network A (declare-input X float64 [1]) (declare-output Y float64 [1]))",
