@@ -21,6 +21,7 @@ from auto_LiRPA_patches.operators.base import Operator, Shape, num_elements
 from auto_LiRPA_patches.operators.bilinear import MatrixProduct, Product
 from auto_LiRPA_patches.operators.curves import Exp, Log, Power, Reciprocal, Sqrt
 from auto_LiRPA_patches.operators.gaussian import Erf, Gelu
+from auto_LiRPA_patches.operators.jumps import Floor, UnitStep
 from auto_LiRPA_patches.operators.linear import Linear
 from auto_LiRPA_patches.operators.reduction import Reduction
 from auto_LiRPA_patches.operators.relu import Relu
@@ -241,6 +242,38 @@ def _sum_of_exponentials(node: UpstreamNode, *, saturates: bool) -> tuple[Chain,
     return chain, chain.add(total, value), shape
 
 
+def _greater(node: UpstreamNode) -> tuple[Step, ...]:
+    """``x > c`` or ``c > x``, as 1 or 0: the step of ``x - c`` or ``c - x``."""
+    left, right = node.operands
+    if left.depends_on_input and right.depends_on_input:
+        node.refuse("it compares two computed values")
+    value, threshold = (left, right) if left.depends_on_input else (right, left)
+    sign = 1.0 if left.depends_on_input else -1.0
+    chain, shape = Chain(node), node.shape
+    wide = 0
+    if value.shape != shape:
+        wide = chain.add(Broadcast(chain.name("wide"), (value.shape,), shape), 0)
+    shift = threshold.register_broadcast(shape)
+    difference = ScaleShift(
+        chain.name("over"), (shape,), shape, shift=shift, factor=sign, shift_sign=-sign
+    )
+    largest = float(threshold.constant.abs().max()) if threshold.constant.numel() else 0.0
+    step = UnitStep(node.name, (shape,), shape, threshold=largest)
+    chain.add(step, chain.add(difference, wide))
+    return chain.finish()
+
+
+def _cast(node: UpstreamNode) -> Operator:
+    """Of a truth value, which is a number already."""
+    if node.operands[0].kind != "BoundGreater" or int(node.attributes["to"]) != _FLOAT:
+        node.refuse("it casts something else than a comparison to float32")
+    return Reshape(node.name, perturbed_shapes(node), node.shape)
+
+
+# TensorProto.FLOAT
+_FLOAT = 1
+
+
 NONLINEAR: dict[str, Translator] = {
     "BoundRelu": _relu,
     "BoundSigmoid": _elementwise(Sigmoid),
@@ -258,4 +291,7 @@ NONLINEAR: dict[str, Translator] = {
     "BoundSoftmax": _softmax,
     "BoundLogSoftmax": _log_softmax,
     "BoundErf": _elementwise(Erf),
+    "BoundFloor": _elementwise(Floor),
+    "BoundGreater": _greater,
+    "BoundCast": _cast,
 }
