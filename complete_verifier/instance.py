@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from complete_verifier.bounds.memory import memory_limit, memory_used, pool_limi
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.clock import Clock
 from complete_verifier.effort import Effort
+from complete_verifier.model.double import run_double
 from complete_verifier.model.network import Network
 from complete_verifier.model.replay import run_onnx
 from complete_verifier.results.record import BranchAndBound
@@ -151,7 +153,14 @@ class InstanceRun:
         """What the first rank of a group makes of a candidate; the same on all of its ranks."""
         found: Counterexample | None = None
         if group.rank == 0 and self._network.onnx_path is not None:
-            found = confirm(self._network.onnx_path, region, point, run_onnx)
+            shape = self._network.onnx_input_shape
+            found = confirm(
+                self._network.onnx_path,
+                region,
+                point,
+                partial(run_onnx, input_shape=shape),
+                partial(run_double, input_shape=shape),
+            )
         agreed: Counterexample | None = group.broadcast_object(found)
         return agreed
 
