@@ -241,7 +241,7 @@ def _dependent(graph: OnnxGraph, network_input: OnnxInput, where: str) -> OnnxGr
     if not np.array_equal(fixed.reshape(content.shape).astype(np.float64), content):
         raise ModelError(f"{where}: the output is constant, and no float32 number.")
     made = _Graph(where, _opset(graph.model, where), {}, {})
-    parts = {
+    parts: dict[str, np.ndarray] = {
         "row": np.array([1, -1], dtype=np.int64),
         "index": np.zeros(fixed.shape[1], dtype=np.int64),
         "zero": np.zeros(1, dtype=np.float32),
