@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,11 +20,13 @@ from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.refined_branching import branch_and_refine
+from complete_verifier.bounds.certain import possible
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
 from complete_verifier.bounds.memory import memory_limit, memory_used, pool_limit
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.clock import Clock
 from complete_verifier.effort import Effort
+from complete_verifier.model.double import run_double
 from complete_verifier.model.network import Network
 from complete_verifier.model.replay import run_onnx
 from complete_verifier.results.record import BranchAndBound
@@ -34,6 +37,7 @@ from complete_verifier.specification import Region, Specification
 # Where inputs are split networks are small; a larger one's weights stay shared, and every rank
 # follows the whole tree.
 _MOST_WHOLE_BYTES = 256 << 20
+_WINDOW_REASON = "inputs without bounds are searched within a window, and nothing is proven of them"
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class InstanceRun:
     ) -> None:
         self._session = session
         self._network = network
-        self._specification = specification
+        self._specification = possible(specification, network.graph)
         self._effort = effort
         self._clock = clock
         self._progress = progress
@@ -148,7 +152,14 @@ class InstanceRun:
         """What the first rank of a group makes of a candidate; the same on all of its ranks."""
         found: Counterexample | None = None
         if group.rank == 0 and self._network.onnx_path is not None:
-            found = confirm(self._network.onnx_path, region, point, run_onnx)
+            shape = self._network.onnx_input_shape
+            found = confirm(
+                self._network.onnx_path,
+                region,
+                point,
+                partial(run_onnx, input_shape=shape),
+                partial(run_double, input_shape=shape),
+            )
         agreed: Counterexample | None = group.broadcast_object(found)
         return agreed
 
@@ -248,6 +259,9 @@ class InstanceRun:
         for region, bounds in zip(self._specification.regions, found.regions, strict=False):
             if bounds.proven:
                 continue
+            if region.windowed:
+                undecided = undecided or _WINDOW_REASON
+                continue
             outcome = self._branch_region(region, bounds, settings)
             if outcome is None:
                 return found
@@ -332,6 +346,8 @@ class InstanceRun:
     def _open_reason(self, bounds: RegionBounds, number: int) -> str:
         if bounds.starved:
             return bounds.starved
+        if self._specification.regions[number].windowed:
+            return _WINDOW_REASON
         method = "α-CROWN" if bounds.alpha_crown else "the first bounds"
         where = f" in region {number + 1}" if len(self._specification.regions) > 1 else ""
         worst = "" if bounds.worst_margin is None else f", worst margin {bounds.worst_margin:.6g}"

@@ -86,6 +86,7 @@ def _digest(specification: Specification) -> str:
             ball = region.ball
             digest.update(repr((ball.radius, ball.norm)).encode())
             digest.update(ball.center.tobytes() + ball.weights.tobytes())
+        digest.update(repr(region.windowed).encode())
         for clause in region.clauses:
             for array in (clause.coefficients, clause.rhs, clause.strict):
                 digest.update(array.tobytes())

@@ -77,6 +77,14 @@ def value_operators() -> dict[str, type]:
         def forward(self, value: Tensor) -> Tensor:
             return torch.erf(value)
 
+    class BoundFloor(Bound):
+        def forward(self, value: Tensor) -> Tensor:
+            return torch.floor(value)
+
+    class BoundGreater(Bound):
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return left > right
+
     class BoundLogSoftmax(Bound):
         def forward(self, value: Tensor) -> Tensor:
             return torch.log_softmax(value, int(self.attr.get("axis", -1)))
@@ -90,6 +98,8 @@ def value_operators() -> dict[str, type]:
         BoundConvTranspose,
         BoundReduceSum,
         BoundErf,
+        BoundFloor,
+        BoundGreater,
         BoundLogSoftmax,
     )
     return {f"onnx::{kind.__name__.removeprefix('Bound')}": kind for kind in own}

@@ -50,6 +50,8 @@ def input_branch_and_bound(
     """
     region, network = context.region, context.network
     rows = output_rows(region.clauses, network.num_outputs)
+    if region.windowed:
+        raise ValueError("a window of an unbounded set cannot be branched on")
     if region.is_empty or rows.num_clauses == 0:
         return BabOutcome(ending=Ending.PROVEN, reason="the region has no unsafe point")
     box = input_box(context.network.graph, context.region)

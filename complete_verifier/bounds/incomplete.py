@@ -120,9 +120,9 @@ class RegionVerification:
         self.matrix = self.rows.matrix(self.box.lower)
         self._known: RegionBounds | None = None
         self._pass: _FirstPass | None = None
-        if region.is_empty or self.rows.num_clauses == 0:
+        if self.rows.num_clauses == 0 or (region.is_empty and not region.windowed):
             self._known = RegionBounds(proven=True)
-        elif self.rows.num_rows == 0:
+        elif region.windowed or self.rows.num_rows == 0:
             self._known = RegionBounds(proven=False)
 
     def first(self) -> RegionBounds:

@@ -254,5 +254,5 @@ WRITERS: Mapping[str, Callable[[GraphWriter, NodeProto], None]] = {
     "GlobalAveragePool": global_average_pool,
     **dict.fromkeys(PICKS_ELEMENTS, pick_elements),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _rearrange),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"), _elementwise),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Greater"), _elementwise),
 }

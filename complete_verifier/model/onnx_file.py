@@ -1,4 +1,4 @@
-"""Read an ONNX file, plain or gzipped, and state what its input looks like.
+"""Read an ONNX file, plain or gzipped, and state what its inputs and outputs look like.
 
 The file is untrusted: whatever is wrong with it ends in one `ModelError`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import BinaryIO, cast
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from complete_verifier.model.constant_store import ConstantStore
 from complete_verifier.model.errors import ModelError
+from complete_verifier.model.joined import Part, joined, joint_name
 from complete_verifier.model.onnx_graph import OnnxGraph
 from complete_verifier.model.onnx_wire import SplitFile, split_weights
 
@@ -31,18 +32,25 @@ MAX_INPUT_ELEMENTS = 2**27
 
 @dataclass(frozen=True)
 class OnnxInput:
-    """The one input of a network."""
+    """The one input of a network; where the file has several, all of them as one vector."""
 
     name: str
     shape: tuple[int, ...]
     """As the file states it, with an open batch size set to 1, e.g. (1, 3, 32, 32)."""
     has_batch_axis: bool
     """Whether dimension 0 is the batch; False for shapes such as (n,), (1,) or (n, 1)."""
+    parts: tuple[Part, ...] = ()
+    """The file's inputs in its order: one, or those that are joined here."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one input without batch axis."""
         return self.shape[1:] if self.has_batch_axis else self.shape
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the file has several inputs."""
+        return len(self.parts) > 1
 
     @property
     def num_elements(self) -> int:
@@ -57,7 +65,6 @@ class OnnxFile:
     path: Path
     graph: OnnxGraph
     input: OnnxInput
-    output_name: str
 
 
 def read_onnx(
@@ -77,7 +84,7 @@ def read_onnx(
         store: takes the constants.
 
     Raises:
-        ModelError: unreadable or malformed file; several inputs or outputs; a shape left open.
+        ModelError: unreadable or malformed file; a shape left open.
     """
     found = existing_file(path)
     folder = None if found.suffix == ".gz" else found.parent
@@ -85,13 +92,15 @@ def read_onnx(
         with _opened(found, store) as stream:
             split = _split(found, stream, store)
             model = _parse(found, split)
-            network_input = _input(found, model, input_shape)
-            output = model.graph.output[0].name
+            network_input, outputs = _input(found, model, input_shape), _outputs(found, model)
+            name = network_input.name
+            if not network_input.is_joint:
+                name = joint_name(model.graph, "joint")
             graph = OnnxGraph.taken_from(model, stream, split.places, folder, store)
     except (TypeError, ValueError, OSError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"{found}: a constant of the network is malformed: {reason}") from error
-    return OnnxFile(found, graph, network_input, output)
+    return OnnxFile(found, joined(graph, name, network_input.parts, outputs), network_input)
 
 
 def read_input(path: Path | str, input_shape: Sequence[int] | None = None) -> OnnxInput:
@@ -104,6 +113,14 @@ def read_input(path: Path | str, input_shape: Sequence[int] | None = None) -> On
     store = ConstantStore()
     with _opened(found, store) as stream:
         return _input(found, _parse(found, _split(found, stream, store)), input_shape)
+
+
+def read_outputs(path: Path | str) -> tuple[Part, ...]:
+    """Returns the outputs as the file states them; a single one's shape may be left open: ()."""
+    found = existing_file(path)
+    store = ConstantStore()
+    with _opened(found, store) as stream:
+        return _outputs(found, _parse(found, _split(found, stream, store)))
 
 
 def existing_file(path: Path | str) -> Path:
@@ -150,9 +167,8 @@ def _parse(path: Path, split: SplitFile) -> ModelProto:
         raise ModelError(f"{path}: not a readable ONNX file: {error}.") from error
     if not model.graph.node:
         raise ModelError(f"{path}: not an ONNX network: it has no nodes.")
-    outputs = [value.name for value in model.graph.output]
-    if len(outputs) != 1:
-        raise ModelError(f"{path}: expected one output, got {len(outputs)}: {_names(outputs)}.")
+    if not model.graph.output:
+        raise ModelError(f"{path}: not an ONNX network: it has no output.")
     return model
 
 
@@ -174,23 +190,51 @@ def _split(path: Path, stream: BinaryIO, store: ConstantStore) -> SplitFile:
 def _input(path: Path, model: ModelProto, override: Sequence[int] | None) -> OnnxInput:
     initialised = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in initialised]
-    if len(inputs) != 1:
+    if not inputs:
+        raise ModelError(f"{path}: not an ONNX network: it has no input.")
+    own = override if len(inputs) == 1 else None
+    parts = tuple(_part(path, value, own) for value in inputs)
+    total = sum(part.size for part in parts)
+    if total > MAX_INPUT_ELEMENTS:
+        raise ModelError(f'{path}: input "{parts[0].name}" has {total} elements, too many.')
+    if len(parts) == 1:
+        name, shape = parts[0].name, parts[0].shape
+        return OnnxInput(name, shape, len(shape) > 1 and shape[0] == 1, parts)
+    if override is not None and abs(math.prod(override)) != total:
         raise ModelError(
-            f"{path}: expected one input, got {len(inputs)}: {_names(i.name for i in inputs)}."
+            f"model.input_shape: {list(override)} has {abs(math.prod(override))} elements, but the "
+            f"{len(parts)} inputs of {path} have {total} together. Remove the line or correct it."
         )
-    name, kind = inputs[0].name, inputs[0].type.tensor_type
+    return OnnxInput(joint_name(model.graph, "joint"), (1, total), True, parts)
+
+
+def _part(path: Path, value: ValueInfoProto, override: Sequence[int] | None) -> Part:
+    name, kind = value.name, value.type.tensor_type
     if kind.elem_type != TensorProto.FLOAT:
         got = TensorProto.DataType.Name(kind.elem_type) if kind.elem_type else "no type"
         raise ModelError(f'{path}: input "{name}": expected float32, got {got}.')
     sizes = [dim.dim_value if dim.dim_value > 0 else None for dim in kind.shape.dim]
-    shape = _resolved(f'{path}: input "{name}"', sizes, override)
-    if math.prod(shape) > MAX_INPUT_ELEMENTS:
-        raise ModelError(f'{path}: input "{name}" has {math.prod(shape)} elements, too many.')
-    return OnnxInput(
-        name=name,
-        shape=shape,
-        has_batch_axis=len(shape) > 1 and shape[0] == 1,
-    )
+    return Part(name, _resolved(f'{path}: input "{name}"', sizes, override))
+
+
+def _outputs(path: Path, model: ModelProto) -> tuple[Part, ...]:
+    """The file's outputs; where there are several, each has to state its shape."""
+    values = list(model.graph.output)
+    parts = []
+    for value in values:
+        dims = value.type.tensor_type.shape.dim
+        sizes = [dim.dim_value if dim.dim_value > 0 else None for dim in dims]
+        stated = value.type.tensor_type.HasField("shape")
+        if len(sizes) > 1 and sizes[0] is None:
+            sizes[0] = 1
+        if len(values) > 1 and (not stated or None in sizes):
+            raise ModelError(
+                f'{path}: output "{value.name}", one of {len(values)}, leaves its shape open. '
+                "Export the network with fixed shapes."
+            )
+        shape = () if None in sizes else tuple(size for size in sizes if size is not None)
+        parts.append(Part(value.name, shape))
+    return tuple(parts)
 
 
 def _resolved(
@@ -216,8 +260,3 @@ def _resolved(
             f"but {where} has shape {list(resolved)}. Remove the line or correct it."
         )
     return resolved
-
-
-def _names(names: Iterable[str]) -> str:
-    listed = ", ".join(f'"{name}"' for name in names)
-    return listed or "none"

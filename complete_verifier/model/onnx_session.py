@@ -14,11 +14,18 @@ FATAL_ONLY = 4
 """onnxruntime's log level; its errors are raised as well, and reported once, as ours."""
 
 
+LARGEST_EXACT = 2**24
+"""float32 counts no further."""
+
+
 class OnnxSession:
     """One onnxruntime session on the CPU, one thread, silent.
 
+    Several inputs are read from one vector, in the file's order; several outputs become one.
+
     Attributes:
-        input_shape: The input's shape as the file states it, with open sizes set to 1.
+        input_shape: The input's shape as the file states it, with open sizes set to 1; of several
+            inputs (1, number of all their elements).
     """
 
     def __init__(self, path: Path | str, input_shape: tuple[int, ...] | None = None) -> None:
@@ -38,14 +45,17 @@ class OnnxSession:
             )
         except Exception as error:
             raise ModelError(f"{found}: onnxruntime cannot load it: {_line(error)}") from error
-        inputs = self._session.get_inputs()
-        if len(inputs) != 1:
-            raise ModelError(f"{found}: expected one input, got {len(inputs)}.")
         self._path = found
-        self._name = inputs[0].name
-        sizes = inputs[0].shape
-        stated = tuple(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
-        self.input_shape = stated if input_shape is None else input_shape
+        self._shapes = {
+            value.name: tuple(n if isinstance(n, int) and n > 0 else 1 for n in value.shape)
+            for value in self._session.get_inputs()
+        }
+        if len(self._shapes) == 1:
+            if input_shape is not None:
+                self._shapes = dict.fromkeys(self._shapes, input_shape)
+            (self.input_shape,) = self._shapes.values()
+        else:
+            self.input_shape = (1, sum(math.prod(shape) for shape in self._shapes.values()))
 
     def run(self, inputs: np.ndarray) -> np.ndarray:
         """Returns the outputs in float32, [B, num_outputs].
@@ -60,13 +70,27 @@ class OnnxSession:
                 f"{self._path}: expected inputs of {math.prod(self.input_shape)} elements, "
                 f"got shape {list(rows.shape)}."
             )
-        return np.stack([self._run(row.reshape(self.input_shape)).reshape(-1) for row in rows])
+        return np.stack([self._run(row) for row in rows])
 
-    def _run(self, network_input: np.ndarray) -> np.ndarray:
+    def _run(self, row: np.ndarray) -> np.ndarray:
+        feeds, first = {}, 0
+        for name, shape in self._shapes.items():
+            size = math.prod(shape)
+            feeds[name] = row[first : first + size].reshape(shape)
+            first += size
         try:
-            return self._session.run(None, {self._name: network_input})[0]
+            outputs = self._session.run(None, feeds)
         except Exception as error:
             raise ModelError(f"{self._path}: onnxruntime fails on it: {_line(error)}") from error
+        return np.concatenate([self._real(np.asarray(output)).reshape(-1) for output in outputs])
+
+    def _real(self, output: np.ndarray) -> np.ndarray:
+        """An output as real numbers; whole ones have to be exact in float32."""
+        if output.dtype.kind not in "biu":
+            return output
+        if output.size and int(np.abs(output.astype(object)).max()) > LARGEST_EXACT:
+            raise ModelError(f"{self._path}: an output is a whole number beyond 2^24.")
+        return output.astype(np.float32)
 
 
 def _line(error: Exception) -> str:

@@ -105,6 +105,14 @@ class FixedGather(nn.Module):
         return value.index_select(self.axis, self.index)
 
 
+class Exceeds(nn.Module):
+    """Whether one value is greater than the other."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Returns truth values."""
+        return torch.gt(left, right)
+
+
 class FixedPad(nn.Module):
     """Pad by a number, amounts known at conversion."""
 
@@ -150,6 +158,8 @@ def _replace_modules(module: Any, model: ModelProto, constants: Mapping[str, np.
         elif node.op_type == "Gather" and known:
             index = torch.tensor(constants[node.input[1]].astype("int64"))
             plain = FixedGather(int(attribute(node, "axis", 0)), index)
+        elif node.op_type == "Greater":
+            plain = Exceeds()
         elif node.op_type in ("Softmax", "LogSoftmax"):
             plain = nn.Softmax(dim=-1) if node.op_type == "Softmax" else nn.LogSoftmax(dim=-1)
         elif node.op_type == "Pad" and known:

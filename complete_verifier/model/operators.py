@@ -5,12 +5,13 @@ from __future__ import annotations
 import onnx.defs
 
 from auto_LiRPA_patches.engine.translators import bounded_operators
+from complete_verifier.model.choices import CHOICES
 from complete_verifier.model.composed import COMPOSED
 from complete_verifier.model.normalise import WRITERS
 from complete_verifier.model.piecewise import PIECEWISE
 from complete_verifier.model.simplify import OLDEST_OPSET, PASS_THROUGH, SPLIT
 
-CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
+CONSTANTS = frozenset({"Constant", "ConstantOfShape", "Shape"})
 """Computed before anything is bounded, as is every operator whose inputs are constants."""
 
 
@@ -21,7 +22,7 @@ def supported_operators() -> tuple[str, ...]:
     the network is loaded, by the node's name.
     """
     bounded = {name for name in bounded_operators() if onnx.defs.has(name)}
-    rewritten = (WRITERS, PIECEWISE, COMPOSED, PASS_THROUGH, SPLIT, CONSTANTS)
+    rewritten = (WRITERS, PIECEWISE, COMPOSED, CHOICES, PASS_THROUGH, SPLIT, CONSTANTS)
     return tuple(sorted(bounded.union(*rewritten)))
 
 

@@ -3,7 +3,8 @@
 Constants are computed, Identity and inference-mode Dropout vanish, Gemm becomes MatMul and Add with
 alpha and beta multiplied into the constants, and piecewise linear operators become ReLU. A Shape
 becomes the constant it is for one input, so that whatever is computed from it (targets of Reshape,
-ConstantOfShape, Expand) is one too; `normalise` opens the batch again.
+ConstantOfShape, Expand) is one too; `normalise` opens the batch again. What then still compares,
+chooses or casts does so by values, and becomes arithmetic (`choices`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
+from complete_verifier.model.choices import CHOICES, Kind, keep_kinds
 from complete_verifier.model.composed import COMPOSED, UnsupportedFormError
 from complete_verifier.model.errors import ModelError
 from complete_verifier.model.onnx_file import OnnxInput
@@ -41,6 +43,8 @@ class _Graph:
     shapes: Shapes
     nodes: list[NodeProto] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
+    choosing: bool = False
+    kinds: dict[str, Kind] = field(default_factory=dict)
 
     def emit(self, kind: str, inputs: list[str], output: str, **attributes: object) -> None:
         """Append one node named after its output."""
@@ -58,6 +62,14 @@ def simplify(given: OnnxGraph, network_input: OnnxInput, where: str) -> OnnxGrap
     Raises:
         ModelError: opset older than 7, control flow, or a malformed node.
     """
+    folded = _folded(given, network_input, where)
+    if any(node.op_type in CHOICES for node in folded.model.graph.node):
+        folded = _pass(folded, {}, where, choosing=True)
+    return _dependent(folded, network_input, where)
+
+
+def _folded(given: OnnxGraph, network_input: OnnxInput, where: str) -> OnnxGraph:
+    """All that is known for one input is a constant."""
     simplified = _pass(given, {}, where)
     while True:
         # Each Shape that becomes a constant may tell a Reshape's target, and so further shapes.
@@ -70,8 +82,11 @@ def simplify(given: OnnxGraph, network_input: OnnxInput, where: str) -> OnnxGrap
         simplified = _pass(simplified, shapes, where)
 
 
-def _pass(given: OnnxGraph, shapes: Shapes, where: str) -> OnnxGraph:
-    graph = _Graph(where, _opset(given.model, where), dict(given.constants), shapes)
+def _pass(given: OnnxGraph, shapes: Shapes, where: str, *, choosing: bool = False) -> OnnxGraph:
+    """Rewrite every node once; `choosing` also those whose values are truth values or whole."""
+    graph = _Graph(
+        where, _opset(given.model, where), dict(given.constants), shapes, choosing=choosing
+    )
     for original in given.model.graph.node:
         node = NodeProto()
         node.CopyFrom(original)
@@ -105,14 +120,27 @@ def _add_node(graph: _Graph, node: NodeProto) -> None:
         _fold_shape(graph, node)
     elif node.op_type in PIECEWISE:
         PIECEWISE[node.op_type](graph, node)
-    elif node.op_type in COMPOSED:
+    elif node.op_type in COMPOSED or graph.choosing:
         try:
-            COMPOSED[node.op_type](graph, node)
+            _compose(graph, node)
         except UnsupportedFormError as error:
             raise _refusal(graph, node, f"{error}, which is not supported.") from None
+        except (LookupError, StopIteration, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise _refusal(graph, node, f"it is malformed: {reason}.") from error
     elif node.op_type in SPLIT:
         _split_gemm(graph, node)
     else:
+        graph.nodes.append(node)
+
+
+def _compose(graph: _Graph, node: NodeProto) -> None:
+    if node.op_type in COMPOSED:
+        COMPOSED[node.op_type](graph, node)
+    elif node.op_type in CHOICES:
+        CHOICES[node.op_type](graph, node)
+    else:
+        keep_kinds(graph, node)
         graph.nodes.append(node)
 
 
@@ -191,10 +219,8 @@ def _scaled(graph: _Graph, name: str, scale: float, result: str) -> str:
 def _finished(given: OnnxGraph, graph: _Graph) -> OnnxGraph:
     model = given.model
     read = {name for node in graph.nodes for name in node.input}
+    read.update(value.name for value in model.graph.output)
     constants = {name: content for name, content in graph.constants.items() if name in read}
-    for value in model.graph.output:
-        if value.name in graph.constants:
-            raise ModelError(f"{graph.where}: the output does not depend on the input.")
     inputs = [value for value in model.graph.input if value.name not in graph.constants]
     simplified = GraphProto(
         name="simplified",
@@ -204,6 +230,30 @@ def _finished(given: OnnxGraph, graph: _Graph) -> OnnxGraph:
     )
     made = helper.make_model(simplified, opset_imports=list(model.opset_import))
     return OnnxGraph(made, constants, given.store)
+
+
+def _dependent(graph: OnnxGraph, network_input: OnnxInput, where: str) -> OnnxGraph:
+    """The graph, with ``0 x + c`` for an output that is a constant c, such as a Shape."""
+    (output,) = (value.name for value in graph.model.graph.output)
+    content = graph.constants.get(output)
+    if content is None:
+        return graph
+    fixed = content.astype(np.float32).reshape(1, -1)
+    if not np.array_equal(fixed.reshape(content.shape).astype(np.float64), content):
+        raise ModelError(f"{where}: the output is constant, and no float32 number.")
+    made = _Graph(where, _opset(graph.model, where), {}, {})
+    parts: dict[str, np.ndarray] = {
+        "row": np.array([1, -1], dtype=np.int64),
+        "index": np.zeros(fixed.shape[1], dtype=np.int64),
+        "zero": np.zeros(1, dtype=np.float32),
+        "value": fixed,
+    }
+    row, index, zero, value = (made.constant(f"{output}/{n}", a) for n, a in parts.items())
+    made.emit("Reshape", [network_input.name, row], f"{output}/flat")
+    made.emit("Gather", [f"{output}/flat", index], f"{output}/any", axis=1)
+    made.emit("Mul", [f"{output}/any", zero], f"{output}/nothing")
+    made.emit("Add", [f"{output}/nothing", value], output)
+    return _finished(graph.model, made)
 
 
 def _refusal(graph: _Graph, node: NodeProto, reason: str) -> ModelError:

@@ -51,9 +51,13 @@ class Asserted:
             self.disjunctions.append(formula)
 
     def specification(
-        self, num_inputs: int, num_outputs: int, source: str, unbounded: Unbounded
+        self, num_inputs: int, num_outputs: int, source: str, unbounded: Unbounded | None
     ) -> Specification:
         """The property: a region per input box, with the clauses over it.
+
+        Args:
+            unbounded: None where inputs may lack bounds: such a region is a window
+                (`Region.windowed`).
 
         Raises:
             SpecificationError: there are too many clauses or boxes, or what `unbounded` makes of
@@ -62,18 +66,24 @@ class Asserted:
         boxes = BoxBuilder(num_inputs, self.input_bounds)
         clauses = ClauseBuilder(num_outputs, source)
         grouped: dict[Narrowing, list[Clause]] = {}
+        windowed: set[Narrowing] = set()
         for number, conjunction in enumerate(self.expand(source), start=1):
             bounds = [atom for atom in conjunction if isinstance(atom, InputBound)]
-            _check_bounded(boxes, bounds, number, unbounded)
+            window = _missing(boxes, bounds, number, unbounded)
             rows = [atom for atom in conjunction if isinstance(atom, OutputRow)]
             clause = clauses.build([*self.output_rows, *rows])
-            grouped.setdefault(boxes.narrow(bounds), []).append(clause)
+            narrowing = boxes.narrow([*bounds, *window])
+            grouped.setdefault(narrowing, []).append(clause)
+            if window:
+                windowed.add(narrowing)
         if not grouped:  # every disjunct is false: a box with nothing unsafe in it
-            _check_bounded(boxes, [], 1, unbounded)
-            grouped[boxes.narrow([])] = []
+            grouped[boxes.narrow(_missing(boxes, [], 1, unbounded))] = []
         _check_size(len(grouped) * num_inputs, source)
         return Specification(
-            regions=tuple(boxes.region(narrowing, grouped[narrowing]) for narrowing in grouped),
+            regions=tuple(
+                boxes.region(narrowing, clauses, windowed=narrowing in windowed)
+                for narrowing, clauses in grouped.items()
+            ),
             source=source,
             num_inputs=num_inputs,
             num_outputs=num_outputs,
@@ -99,12 +109,16 @@ class Asserted:
         return (tuple(itertools.chain.from_iterable(c)) for c in itertools.product(*factors))
 
 
-def _check_bounded(
-    boxes: BoxBuilder, bounds: list[InputBound], number: int, unbounded: Unbounded
-) -> None:
+def _missing(
+    boxes: BoxBuilder, bounds: list[InputBound], number: int, unbounded: Unbounded | None
+) -> list[InputBound]:
+    """The bounds of a window for the sides that have none; an error where they have to."""
     missing = boxes.missing(bounds)
-    if missing is not None:
+    if missing is None:
+        return []
+    if unbounded is not None:
         raise unbounded(*missing, number)
+    return boxes.window(bounds)
 
 
 def _check_size(num_intervals: int, source: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from complete_verifier.specification.region import Region
 Interval = tuple[float, bool, float, bool]
 # The inputs whose interval differs from the base box, by ascending index: a key for the box.
 Narrowing = tuple[tuple[int, Interval], ...]
+
+# How far an input is tried that has no bound, at least; else ten times the largest bound there is.
+_LEAST_WINDOW = Fraction(10)
+_MOST_WINDOW = Fraction(10**300)
 
 
 class BoxBuilder:
@@ -48,6 +53,21 @@ class BoxBuilder:
         given = {(bound.input_index, "upper" if bound.is_upper else "lower") for bound in bounds}
         return next((side for side in self._unbounded if side not in given), None)
 
+    def window(self, bounds: Sequence[InputBound]) -> list[InputBound]:
+        """Bounds for every side that neither base nor `bounds` bounds.
+
+        They lie beyond every bound there is, so that no interval comes out empty.
+        """
+        given = {(bound.input_index, bound.is_upper) for bound in bounds}
+        stated = [bound for bound in (*self._lower, *self._upper, *bounds) if bound is not None]
+        largest = max((abs(Fraction(bound.value)) for bound in stated), default=Fraction(0))
+        reach = max(_LEAST_WINDOW, min(10 * largest, _MOST_WINDOW), largest + 1)
+        return [
+            InputBound(index, side == "upper", reach if side == "upper" else -reach, strict=False)
+            for index, side in self._unbounded
+            if (index, side == "upper") not in given
+        ]
+
     def narrow(self, bounds: Iterable[InputBound]) -> Narrowing:
         """Return what `bounds` changes of the base box; every input must be bounded by then."""
         lower: dict[int, InputBound] = {}
@@ -69,7 +89,9 @@ class BoxBuilder:
             narrowed.append((index, found))
         return tuple(narrowed)
 
-    def region(self, narrowing: Narrowing, clauses: Sequence[Clause]) -> Region:
+    def region(
+        self, narrowing: Narrowing, clauses: Sequence[Clause], *, windowed: bool = False
+    ) -> Region:
         """Return the region over the base box narrowed by `narrowing`."""
         lower, lower_open, upper, upper_open = self._arrays
         if narrowing:
@@ -85,6 +107,7 @@ class BoxBuilder:
             clauses=tuple(clauses),
             lower_open=lower_open,
             upper_open=upper_open,
+            windowed=windowed,
         )
 
     def _replaced_flags(

@@ -3,13 +3,15 @@
 The package `vnnlib` parses the text and checks its types; numbers are taken from their digits, so
 nothing is rounded on the way. A query asks whether its asserts can hold together.
 
-What a box of inputs and linear rows of outputs cannot state is refused by name: several networks,
-inputs or outputs, hidden nodes, relations between inputs, and products of variables.
+Several inputs are one vector, each flattened, in the order in which they are declared; likewise
+several outputs. What a box of inputs and linear rows of outputs cannot state is refused by name:
+several networks, hidden nodes, relations between inputs, and products of variables.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -25,6 +27,8 @@ from complete_verifier.specification.specification import Specification
 
 # Of the types in which a network here may be asked about.
 ELEMENT_TYPES = {"Real": "real", "F32": "float32"}
+# An output may also be a whole number, which is a real one.
+_OUTPUT_TYPES = {**ELEMENT_TYPES, "I32": "int32", "I64": "int64"}
 
 _OPERATORS = {
     "LessEqual": "<=",
@@ -38,11 +42,18 @@ _MAX_DEPTH = 200
 
 @dataclass(frozen=True)
 class Declared:
-    """One declared variable, an input or an output of the network."""
+    """One declared variable, an input or an output of the network.
+
+    Attributes:
+        onnx_name: what the model's file calls it; "" where the query does not say.
+        first: where its elements begin among those of all inputs, or all outputs.
+    """
 
     name: str
     element_type: str
     shape: tuple[int, ...]
+    onnx_name: str = ""
+    first: int = 0
 
     @property
     def size(self) -> int:
@@ -58,8 +69,8 @@ class QueryFile:
     """A query about one network."""
 
     network: str
-    input: Declared
-    output: Declared
+    inputs: tuple[Declared, ...]
+    outputs: tuple[Declared, ...]
     specification: Specification
 
 
@@ -86,35 +97,21 @@ def parse_query(text: str, source: str) -> QueryFile:
             "supported"
         )
     network = query.networks[0]
-    for kind, declared in (("inputs", network.inputs), ("outputs", network.outputs)):
-        if len(declared) != 1:
-            names = ", ".join(variable.name for variable in declared)
-            raise SpecificationError(
-                f"{source}: the network {network.name} has several {kind} ({names}), which is not "
-                "supported"
-            )
     if network.hidden:
         raise SpecificationError(
             f"{source}: the network {network.name} declares the hidden node "
             f"{network.hidden[0].name}; hidden nodes are not supported"
         )
-    declared_input = _declared(network.inputs[0], source)
-    declared_output = _declared(network.outputs[0], source)
-    reader = _Reader(source, declared_input, declared_output)
+    inputs = _declared(network.inputs, ELEMENT_TYPES, source)
+    outputs = _declared(network.outputs, _OUTPUT_TYPES, source)
+    reader = _Reader(source, inputs, outputs)
     asserted = Asserted()
     for assertion in query.assertions:
         asserted.add(reader.formula(assertion.expr))
-
-    def unbounded(index: int, side: str, number: int) -> SpecificationError:
-        return SpecificationError(
-            f"{source}: element {index} of the input {declared_input.name} has no {side} bound in "
-            f"clause {number} of the property; assert one"
-        )
-
-    specification = asserted.specification(
-        declared_input.size, declared_output.size, source, unbounded
-    )
-    return QueryFile(str(network.name), declared_input, declared_output, specification)
+    # The standard lets inputs be unbounded; they are searched, and nothing is proven of them.
+    num_inputs, num_outputs = (sum(one.size for one in side) for side in (inputs, outputs))
+    specification = asserted.specification(num_inputs, num_outputs, source, None)
+    return QueryFile(str(network.name), inputs, outputs, specification)
 
 
 def _parsed(text: str, source: str) -> Any:
@@ -139,24 +136,30 @@ def _explained(message: str) -> str:
         return f": {' '.join(message.split())}"
 
 
-def _declared(variable: Any, source: str) -> Declared:
-    kind = ELEMENT_TYPES.get(variable.dtype.name)
-    if kind is None:
-        known = ", ".join(ELEMENT_TYPES.values())
-        raise SpecificationError(
-            f"{source}: {variable.name} is declared with an element type that is not supported; "
-            f"supported are {known}"
-        )
-    return Declared(str(variable.name), kind, tuple(int(size) for size in variable.shape))
+def _declared(variables: Any, types: Mapping[str, str], source: str) -> tuple[Declared, ...]:
+    found, first = [], 0
+    for variable in variables:
+        kind = types.get(variable.dtype.name)
+        if kind is None:
+            raise SpecificationError(
+                f"{source}: {variable.name} is declared with an element type that is not "
+                f"supported; supported are {', '.join(types.values())}"
+            )
+        shape = tuple(int(size) for size in variable.shape)
+        found.append(Declared(variable.name, kind, shape, variable.onnx_name or "", first))
+        first += found[-1].size
+    return tuple(found)
 
 
 class _Reader:
-    """Turns the parser's nodes into formulas over one input and one output."""
+    """Turns the parser's nodes into formulas over the network's inputs and outputs."""
 
-    def __init__(self, source: str, declared_input: Declared, declared_output: Declared) -> None:
+    def __init__(
+        self, source: str, inputs: tuple[Declared, ...], outputs: tuple[Declared, ...]
+    ) -> None:
         self._source = source
-        self._input = declared_input
-        self._output = declared_output
+        self._inputs = {declared.name: declared for declared in inputs}
+        self._outputs = {declared.name: declared for declared in outputs}
         self._names: dict[int, str] = {}
 
     def formula(self, node: Any, depth: int = 0) -> Formula:
@@ -225,11 +228,12 @@ class _Reader:
 
     def _code(self, node: Any) -> int:
         """The variable's number: inputs from 0 on, outputs below, elements in row-major order."""
-        is_input = node.name == self._input.name
-        declared = self._input if is_input else self._output
+        is_input = node.name in self._inputs
+        declared = (self._inputs if is_input else self._outputs)[node.name]
         position = 0
         for index, extent in zip(node.indices, declared.shape, strict=True):
             position = position * extent + int(index)
+        position += declared.first
         code = position if is_input else output_code(position)
         self._names[code] = str(node)
         return code

@@ -46,6 +46,8 @@ class Region:
         clauses: the unsafe set, a disjunction; empty means that nothing is unsafe here.
         lower_open, upper_open: [I] bool; all False by default.
         ball: inputs outside it are no members either; None is no ball.
+        windowed: the set goes on beyond the box, on the sides where an input has no bound. A
+            counterexample in the box is one; nothing is proven of the region.
 
     Raises:
         SpecificationError: shapes disagree or a bound is not finite. lower > upper is allowed: it
@@ -58,6 +60,7 @@ class Region:
     lower_open: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=bool))
     upper_open: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=bool))
     ball: Ball | None = None
+    windowed: bool = False
 
     def __post_init__(self) -> None:
         lower = read_only(self.lower, np.float64)
@@ -93,6 +96,8 @@ class Region:
         clauses: tuple[Clause, ...],
         lower_open: np.ndarray,
         upper_open: np.ndarray,
+        *,
+        windowed: bool = False,
     ) -> Region:
         """Return a region of parts that are known to be valid and read-only, without checking.
 
@@ -105,6 +110,7 @@ class Region:
         fields["clauses"] = clauses
         fields["lower_open"] = lower_open
         fields["upper_open"] = upper_open
+        fields["windowed"] = windowed
         return region
 
     @property
@@ -232,7 +238,11 @@ def group_regions(regions: Iterable[Region]) -> tuple[Region, ...]:
     groups: dict[tuple[bytes | int, ...], list[Region]] = {}
     for region in regions:
         box = (region.lower, region.upper, region.lower_open, region.upper_open)
-        key: tuple[bytes | int, ...] = (id(region.ball), *(array.tobytes() for array in box))
+        key: tuple[bytes | int, ...] = (
+            id(region.ball),
+            int(region.windowed),
+            *(array.tobytes() for array in box),
+        )
         groups.setdefault(key, []).append(region)
     return tuple(
         members[0]
@@ -244,6 +254,7 @@ def group_regions(regions: Iterable[Region]) -> tuple[Region, ...]:
             lower_open=members[0].lower_open,
             upper_open=members[0].upper_open,
             ball=members[0].ball,
+            windowed=members[0].windowed,
         )
         for members in groups.values()
     )

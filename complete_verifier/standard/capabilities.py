@@ -28,7 +28,7 @@ CAPABILITIES: Mapping[str, Callable[[], tuple[str, ...]]] = {
     "--onnx-operators": _operators,
     "--vnnlib-versions": lambda: _VNNLIB_VERSIONS,
     "--hidden-node-theories": lambda: ("NH",),
-    "--multiple-input-output-theories": lambda: ("SIO",),
+    "--multiple-input-output-theories": lambda: ("SIO", "MIO"),
     "--multiple-network-theories": lambda: ("SNET",),
     "--multiple-node-comparison-theories": lambda: ("SNC",),
     # Bounds on inputs, and linear constraints on outputs.

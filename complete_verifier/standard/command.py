@@ -28,6 +28,7 @@ from complete_verifier.standard.process_age import process_age
 
 if TYPE_CHECKING:
     from complete_verifier.api import Result
+    from complete_verifier.model.joined import Part
     from complete_verifier.specification.query_file import Declared, QueryFile
 
 NAME = "alpha-beta-CROWN, sharded"
@@ -181,20 +182,41 @@ def _model(command: VerifyCommand, query: QueryFile) -> Path:
 
 
 def _check_shape(model: Path, query: QueryFile) -> None:
-    """Refuse a query whose input is laid out otherwise than the model's."""
+    """Refuse a query whose inputs or outputs are laid out otherwise than the model's."""
     from complete_verifier.model.errors import ModelError
-    from complete_verifier.model.onnx_file import read_onnx
+    from complete_verifier.model.onnx_file import read_input, read_outputs
 
-    declared = query.input.shape
     try:
-        stated = read_onnx(model).input.shape
+        inputs = read_input(model).parts
     except ModelError:  # a shape that the file leaves open is what the query declares
-        stated = read_onnx(model, declared or None).input.shape
-    if [size for size in stated if size != 1] != [size for size in declared if size != 1]:
+        inputs = read_input(model, query.inputs[0].shape or None).parts
+    _check_parts(model, "input", query.inputs, inputs)
+    outputs = read_outputs(model)
+    if len(query.outputs) > 1 or len(outputs) > 1:  # the size of one is checked when it is loaded
+        _check_parts(model, "output", query.outputs, outputs)
+
+
+def _check_parts(
+    model: Path, what: str, declared: Sequence[Declared], stated: Sequence[Part]
+) -> None:
+    """Refuse declared variables that are not the file's, one by one in its order."""
+    if len(declared) != len(stated):
+        names = ", ".join(part.name for part in stated)
         raise CommandError(
-            f"verify: the query declares the input {query.input.name} of shape "
-            f"{_dimensions(query.input)}, but {model} has {list(stated)}."
+            f"verify: the query declares {len(declared)} {what}(s), but {model} has "
+            f"{len(stated)}: {names}."
         )
+    for own, part in zip(declared, stated, strict=True):
+        if [size for size in part.shape if size != 1] != [size for size in own.shape if size != 1]:
+            raise CommandError(
+                f"verify: the query declares the {what} {own.name} of shape {_dimensions(own)}, "
+                f"but {model} has {list(part.shape)}."
+            )
+        if own.onnx_name and own.onnx_name != part.name:
+            raise CommandError(
+                f"verify: the query declares the {what} {own.name} as {own.onnx_name!r}, but in "
+                f"its place {model} has {part.name!r}. Declare them in the file's order."
+            )
 
 
 def _answer(query: QueryFile, result: Result) -> str:
@@ -206,16 +228,21 @@ def _answer(query: QueryFile, result: Result) -> str:
     return "\n".join(
         [
             verdict,
-            *_assignment(query.input, found.inputs),
-            *_assignment(query.output, found.outputs),
+            *_assignments(query.inputs, found.inputs),
+            *_assignments(query.outputs, found.outputs),
         ]
     )
 
 
-def _assignment(declared: Declared, values: np.ndarray) -> list[str]:
-    """Name, type and shape; then the values, row by row, each with all its digits."""
-    head = f"{declared.name} {declared.element_type} {_dimensions(declared)}"
-    return [head, *(repr(float(value)) for value in values.reshape(-1))]
+def _assignments(variables: Sequence[Declared], values: np.ndarray) -> list[str]:
+    """Of each variable name, type and shape; then its values, each with all its digits."""
+    lines, flat = [], values.reshape(-1)
+    for declared in variables:
+        lines.append(f"{declared.name} {declared.element_type} {_dimensions(declared)}")
+        kind = int if declared.element_type.startswith("int") else float
+        own = flat[declared.first : declared.first + declared.size]
+        lines += [repr(kind(value)) for value in own]
+    return lines
 
 
 def _dimensions(declared: Declared) -> str:

@@ -187,6 +187,22 @@ def test_an_open_side_is_not_searched(verify: Verify, tmp_path: Path) -> None:
     assert verify(onnx, text).verdict == "sat"
 
 
+# -- 9: float32 cannot tell -------------------------------------------------------------------
+
+
+def test_outputs_that_only_rounding_makes_equal_are_no_counterexample(
+    verify: Verify, tmp_path: Path
+) -> None:
+    """1 + x / 2**30 - 1 is zero in float32 and above it in float64, for x in [0.25, 0.75]."""
+    onnx = save_mlp(tmp_path / "net.onnx", ([[2.0**-30]], [1.0]), ([[1.0]], [-1.0]))
+    bounds_off = "--no_incomplete"
+    unsafe = vnnlib([0.25], [0.75], 1, "(<= Y_0 0.0)")
+    assert verify(onnx, unsafe, bounds_off).verdict == "unknown"
+    assert verify(onnx, unsafe).verdict == "unsat"
+    unsafe = vnnlib([0.25], [0.75], 1, "(>= Y_0 0.0)")
+    assert verify(onnx, unsafe, bounds_off).verdict == "sat"
+
+
 # -- 10, 11: the boundary ----------------------------------------------------------------------
 
 

@@ -21,13 +21,19 @@ from auto_LiRPA_patches.operators.base import Operator, Shape, num_elements
 from auto_LiRPA_patches.operators.bilinear import MatrixProduct, Product
 from auto_LiRPA_patches.operators.curves import Exp, Log, Power, Reciprocal, Sqrt
 from auto_LiRPA_patches.operators.gaussian import Erf, Gelu
+from auto_LiRPA_patches.operators.jumps import Floor, UnitStep
 from auto_LiRPA_patches.operators.linear import Linear
 from auto_LiRPA_patches.operators.reduction import Reduction
 from auto_LiRPA_patches.operators.relu import Relu
 from auto_LiRPA_patches.operators.s_shaped import Sigmoid, Tanh
 from auto_LiRPA_patches.operators.scaling import ScaleShift
 from auto_LiRPA_patches.operators.shape import Broadcast, Reshape
-from auto_LiRPA_patches.operators.softmax import Differences, ExpDifferences
+from auto_LiRPA_patches.operators.softmax import (
+    Differences,
+    ExpDifferences,
+    SaturatingExp,
+    Share,
+)
 from auto_LiRPA_patches.operators.waves import Cos, Sin
 
 
@@ -200,21 +206,25 @@ _MANY_DIFFERENCES = 1024
 
 def _softmax(node: UpstreamNode) -> tuple[Step, ...]:
     """``1 / sum_j exp(x_j - x_i)``; see `operators.softmax`."""
-    chain, total, shape = _sum_of_exponentials(node)
-    chain.add(Reciprocal(node.name, (shape,), shape), total)
+    chain, total, shape = _sum_of_exponentials(node, saturates=True)
+    chain.add(Share(node.name, (shape,), shape), total)
     return chain.finish()
 
 
 def _log_softmax(node: UpstreamNode) -> tuple[Step, ...]:
     """``-log sum_j exp(x_j - x_i)``; the sum is at least 1."""
-    chain, total, shape = _sum_of_exponentials(node)
+    chain, total, shape = _sum_of_exponentials(node, saturates=False)
     logarithm = chain.add(Log(chain.name("log"), (shape,), shape), total)
     chain.add(ScaleShift(node.name, (shape,), shape, factor=-1.0), logarithm)
     return chain.finish()
 
 
-def _sum_of_exponentials(node: UpstreamNode) -> tuple[Chain, int, Shape]:
-    """The steps to ``sum_j exp(x_j - x_i)``, the last one's value, and its shape."""
+def _sum_of_exponentials(node: UpstreamNode, *, saturates: bool) -> tuple[Chain, int, Shape]:
+    """The steps to ``sum_j exp(x_j - x_i)``, the last one's value, and its shape.
+
+    Args:
+        saturates: exp is cut off where it would overflow (`SaturatingExp`).
+    """
     (shape,) = perturbed_shapes(node)
     axis = value_axis(node, int(node.attributes.get("axis", -1)), len(shape) + 1)
     if axis != len(shape) - 1:
@@ -222,12 +232,46 @@ def _sum_of_exponentials(node: UpstreamNode) -> tuple[Chain, int, Shape]:
     chain = Chain(node)
     wide = (*shape, shape[-1])
     if num_elements(wide) > _MANY_DIFFERENCES:
-        value = chain.add(ExpDifferences(chain.name("exp"), (shape,), wide), 0)
+        exp = ExpDifferences(chain.name("exp"), (shape,), wide, saturates=saturates)
+        value = chain.add(exp, 0)
     else:
         value = chain.add(Differences(chain.name("differences"), (shape,), wide), 0)
-        value = chain.add(Exp(chain.name("exp"), (wide,), wide), value)
+        kind = SaturatingExp if saturates else Exp
+        value = chain.add(kind(chain.name("exp"), (wide,), wide), value)
     total = Reduction(chain.name("sum"), (wide,), shape, axes=(len(shape),))
     return chain, chain.add(total, value), shape
+
+
+def _greater(node: UpstreamNode) -> tuple[Step, ...]:
+    """``x > c`` or ``c > x``, as 1 or 0: the step of ``x - c`` or ``c - x``."""
+    left, right = node.operands
+    if left.depends_on_input and right.depends_on_input:
+        node.refuse("it compares two computed values")
+    value, threshold = (left, right) if left.depends_on_input else (right, left)
+    sign = 1.0 if left.depends_on_input else -1.0
+    chain, shape = Chain(node), node.shape
+    wide = 0
+    if value.shape != shape:
+        wide = chain.add(Broadcast(chain.name("wide"), (value.shape,), shape), 0)
+    shift = threshold.register_broadcast(shape)
+    difference = ScaleShift(
+        chain.name("over"), (shape,), shape, shift=shift, factor=sign, shift_sign=-sign
+    )
+    largest = float(threshold.constant.abs().max()) if threshold.constant.numel() else 0.0
+    step = UnitStep(node.name, (shape,), shape, threshold=largest)
+    chain.add(step, chain.add(difference, wide))
+    return chain.finish()
+
+
+def _cast(node: UpstreamNode) -> Operator:
+    """Of a truth value, which is a number already."""
+    if node.operands[0].kind != "BoundGreater" or int(node.attributes["to"]) != _FLOAT:
+        node.refuse("it casts something else than a comparison to float32")
+    return Reshape(node.name, perturbed_shapes(node), node.shape)
+
+
+# TensorProto.FLOAT
+_FLOAT = 1
 
 
 NONLINEAR: dict[str, Translator] = {
@@ -247,4 +291,7 @@ NONLINEAR: dict[str, Translator] = {
     "BoundSoftmax": _softmax,
     "BoundLogSoftmax": _log_softmax,
     "BoundErf": _elementwise(Erf),
+    "BoundFloor": _elementwise(Floor),
+    "BoundGreater": _greater,
+    "BoundCast": _cast,
 }

@@ -9,6 +9,7 @@ import torch
 from complete_verifier.attack.counterexample import confirm
 from complete_verifier.attack.search import attack_specification
 from complete_verifier.attack.settings import AttackSettings
+from complete_verifier.model.double import run_double
 from complete_verifier.model.replay import run_onnx
 from complete_verifier.specification import Specification
 
@@ -16,6 +17,11 @@ from complete_verifier.specification import Specification
 def _answers(*outputs: float):
     """A replay that always gives `outputs`."""
     return lambda path, x: np.float32(outputs)
+
+
+def _answers64(*outputs: float):
+    """The same in float64."""
+    return lambda path, x: np.float64(outputs)
 
 
 def test_a_violation_is_confirmed_with_the_outputs_of_the_file(build, tmp_path) -> None:
@@ -67,9 +73,43 @@ def test_precisions_that_disagree_confirm_nothing(build) -> None:
     x = np.float32([0.5])
     just_above = np.nextafter(1.0, 2.0)
     run_float32 = _answers(1.0, 1.0)
-    disagreeing = confirm("net.onnx", region, x, run_float32, lambda _: np.array([just_above, 1.0]))
-    agreeing = confirm("net.onnx", region, x, run_float32, lambda _: np.array([1.0, just_above]))
-    assert disagreeing is None and agreeing is not None
+
+    def confirmed(*exact: float) -> bool:
+        return confirm("net.onnx", region, x, run_float32, _answers64(*exact)) is not None
+
+    assert not confirmed(just_above, 1.0)
+    assert confirmed(1.0, just_above)
+
+
+def test_a_clear_violation_needs_no_second_opinion(build) -> None:
+    region = build.region([0.0], [1.0], ([[1.0, -1.0]], [0.0]))
+
+    def never(path, x):
+        raise AssertionError("asked")
+
+    x = np.float32([0.5])
+    assert confirm("net.onnx", region, x, _answers(1.0, 1.1), never) is not None
+    with pytest.raises(AssertionError, match="asked"):
+        confirm("net.onnx", region, x, _answers(1.0, 1.00001), never)
+
+
+def test_a_network_that_cannot_be_run_in_float64_gives_no_second_opinion(build) -> None:
+    region = build.region([0.0], [1.0], ([[1.0]], [0.0]))
+    x = np.float32([0.5])
+    assert confirm("net.onnx", region, x, _answers(0.0), lambda path, x: None) is not None
+
+
+def test_what_float32_makes_equal_is_told_apart_in_float64(build, tmp_path) -> None:
+    """Field case 9 with a file: 1 + x / 2**30 - 1 is zero in float32, and above it in float64."""
+    layers = (([[2.0**-30]], [1.0]), ([[1.0]], [-1.0]))
+    path = build.mlp(*layers).save(tmp_path / "net.onnx")
+    x = np.float32([0.5])
+    at_most_zero = build.region([0.0], [1.0], ([[1.0]], [0.0]))
+    assert confirm(path, at_most_zero, x, run_onnx) is not None
+    assert confirm(path, at_most_zero, x, run_onnx, run_double) is None
+    at_least_zero = build.region([0.0], [1.0], ([[-1.0]], [0.0]))
+    assert confirm(path, at_least_zero, x, run_onnx, run_double) is not None
+    np.testing.assert_array_equal(run_double(path, x.astype(np.float64)), [2.0**-31])
 
 
 def test_inputs_fixed_to_decimals_are_counted(build) -> None:

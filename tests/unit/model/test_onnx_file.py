@@ -53,24 +53,6 @@ def test_initialisers_listed_as_inputs_are_not_inputs(write_onnx) -> None:
     assert read_onnx(path).input.name == "x"
 
 
-def test_several_inputs_are_refused_by_name(write_onnx) -> None:
-    path = write_onnx([helper.make_node("Add", ["x", "z"], ["y"])], [1, 4])
-    model = onnx.load(path)
-    model.graph.input.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [1, 4]))
-    onnx.save(model, path)
-    with pytest.raises(ModelError, match='expected one input, got 2: "x", "z"'):
-        read_onnx(path)
-
-
-def test_several_outputs_are_refused_by_name(write_onnx) -> None:
-    path = write_onnx([*RELU, helper.make_node("Neg", ["x"], ["z"])], [1, 4])
-    model = onnx.load(path)
-    model.graph.output.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None))
-    onnx.save(model, path)
-    with pytest.raises(ModelError, match='expected one output, got 2: "y", "z"'):
-        read_onnx(path)
-
-
 def test_double_precision_input_is_refused(write_onnx) -> None:
     path = write_onnx(RELU, [1, 4])
     model = onnx.load(path)

@@ -77,7 +77,8 @@ def test_a_query_without_output_constraints_is_satisfied_by_any_member() -> None
     found = query("(assert (<= X[0,0] 0.2))")
     (region,) = found.specification.regions
     assert region.violated_by(np.array([3.0, 4.0]))
-    assert (found.network, found.input.shape, found.output.shape) == ("N", (1, 2), (2,))
+    assert found.network == "N"
+    assert (found.inputs[0].shape, found.outputs[0].shape) == ((1, 2), (2,))
 
 
 REFUSED = {
@@ -105,22 +106,34 @@ def test_what_cannot_be_stated_is_refused(asserts: str) -> None:
             "it declares 2 networks",
         ),
         (
-            "(declare-network A (declare-input X real [1]) (declare-input W real [1])"
-            "(declare-output Y real [1]))",
-            r"several inputs \(X, W\)",
+            "(declare-network A (declare-input X real [1]) (declare-hidden H real [1] "
+            '"h")(declare-output Y real [1]))',
+            "declares the hidden node H",
         ),
         (
             "(declare-network A (declare-input X float64 [1]) (declare-output Y float64 [1]))",
             "X is declared with an element type that is not supported",
         ),
-        (
-            "(declare-network A (declare-input X real [1]) (declare-output Y real [1]))",
-            "element 0 of the input X has no lower bound",
-        ),
     ],
 )
 def test_networks_of_other_forms_are_refused(text: str, message: str) -> None:
-    variable = "X[0]" if "no lower" in message else "Y[0]"
-    bounds = f"(assert (<= {variable} 1.0))"
     with pytest.raises(SpecificationError, match=message):
-        parse_query(f"(vnnlib-version <2.0>){text}{bounds}", "q")
+        parse_query(f"(vnnlib-version <2.0>){text}(assert (<= Y[0] 1.0))", "q")
+
+
+def test_inputs_without_bounds_get_a_window_beyond_every_bound_stated() -> None:
+    text = HEAD.format(kind="real") + "(assert (or (<= X[0,0] -70.5) (and (>= X[0,1] 3.0) {})))"
+    half_open, closed = parse_query(
+        text.format("(<= X[0,1] 4.0) (>= X[0,0] 0.0) (<= X[0,0] 1.0) (<= Y[0] 0.0)"), "q"
+    ).specification.regions
+    assert half_open.windowed and not closed.windowed
+    assert not half_open.is_empty and half_open.lower[0] <= -141 and half_open.upper[0] == -70.5
+    np.testing.assert_array_equal(closed.lower, [0.0, 3.0])
+    (nothing_stated,) = parse_query(
+        HEAD.format(kind="real") + "(assert (<= Y[0] 0.0))", "q"
+    ).specification.regions
+    assert nothing_stated.windowed and (nothing_stated.lower < nothing_stated.upper).all()
+    (huge,) = parse_query(
+        HEAD.format(kind="real") + f"(assert (<= X[0,0] -{9 * 10**307}.0))", "q"
+    ).specification.regions
+    assert huge.windowed and not huge.is_empty and np.isfinite(huge.lower).all()
