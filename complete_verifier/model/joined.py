@@ -63,7 +63,7 @@ def joined(
         nodes += _gathered(name, outputs, constants)
     made = GraphProto(name="joined", node=nodes, input=own_inputs, output=own_outputs)
     model = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=made)
-    return OnnxGraph(model, constants)
+    return OnnxGraph(model, constants, graph.store)
 
 
 def _parted(name: str, inputs: Sequence[Part], constants: dict[str, np.ndarray]) -> list[NodeProto]:

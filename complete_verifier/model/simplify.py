@@ -253,7 +253,7 @@ def _dependent(graph: OnnxGraph, network_input: OnnxInput, where: str) -> OnnxGr
     made.emit("Gather", [f"{output}/flat", index], f"{output}/any", axis=1)
     made.emit("Mul", [f"{output}/any", zero], f"{output}/nothing")
     made.emit("Add", [f"{output}/nothing", value], output)
-    return _finished(graph.model, made)
+    return _finished(graph, made)
 
 
 def _refusal(graph: _Graph, node: NodeProto, reason: str) -> ModelError:
