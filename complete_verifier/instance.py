@@ -22,7 +22,7 @@ from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.refined_branching import branch_and_refine
 from complete_verifier.bounds.certain import possible
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
-from complete_verifier.bounds.memory import memory_limit, memory_used, pool_limit
+from complete_verifier.bounds.memory import alpha_limit, memory_limit, memory_used, pool_limit
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.clock import Clock
 from complete_verifier.effort import Effort
@@ -336,6 +336,11 @@ class InstanceRun:
         options = replace(
             settings.bounds,
             memory_bytes=limit,
+            alpha_bytes=alpha_limit(
+                self._session.device,
+                self._session.launch.local_world_size,
+                self._session.ranks.world,
+            ),
             out_of_time=clock.out_of_time,
             progress=self._progress,
             alone=not self._session.config.parallel.fsdp and self._session.ranks.tp.size == 1,

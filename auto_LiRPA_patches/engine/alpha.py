@@ -31,7 +31,7 @@ from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions, never
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.engine.relaxations import Relaxations
-from auto_LiRPA_patches.engine.row_block import RowBlock, Start, row_block
+from auto_LiRPA_patches.engine.row_block import RowBlock, Start, row_block, slope_bytes
 from auto_LiRPA_patches.engine.rows import NeuronRows, Rows
 from auto_LiRPA_patches.engine.schedule import elements_to_bound, put, sides
 from auto_LiRPA_patches.errors import MemoryRanOutError
@@ -355,6 +355,14 @@ class _Optimization:
                 starts.append(Start(node, rows, elements))
         needs = [RowNeed(s.rows.count, saved_elements(self.graph, s.node)) for s in starts]
         splits = options.share.split_all(needs)  # of the specification it is the one it has
+        inner = zip(starts[1:], splits[1:], strict=True)
+        needed = sum(slope_bytes(start, own.node, split.most) for own, split in inner)
+        if options.alpha_bytes is not None and needed > options.alpha_bytes:
+            options.told(
+                f"α of inner layers would take {needed >> 20} MiB, {options.alpha_bytes >> 20} are "
+                "at hand: it is optimised for the property alone"
+            )
+            return {}
         return {
             own.node: row_block(start, own, split, options)
             for own, split in zip(starts[1:], splits[1:], strict=True)

@@ -27,6 +27,9 @@ class BoundOptions:
         chunk_rows: at most so many rows per backward pass (`solver.crown.batch_size`).
         memory_bytes: estimated coefficient bytes one backward pass may hold; None = no limit.
             Equal on all ranks.
+        alpha_bytes: what α of inner rows may take on a rank, its gradient and the optimiser's state
+            included; where it would take more, the functionals' α alone is optimised. None = no
+            limit. Equal on all ranks.
         tile_rows: rows are computed in zero-padded tiles of exactly this height, so that their
             bits depend neither on `chunk_rows` nor on which rows are computed together
             (`general.deterministic`, `bab.force_synchronous`); None = off.
@@ -49,6 +52,7 @@ class BoundOptions:
 
     chunk_rows: int = 1_000_000_000
     memory_bytes: int | None = None
+    alpha_bytes: int | None = None
     tile_rows: int | None = None
     sparse_rows: bool = True
     sparse_alpha: bool = True

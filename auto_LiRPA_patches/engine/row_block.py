@@ -127,6 +127,10 @@ class RowBlock:
         return result
 
 
+# α itself, its gradient, Adam's two moments, the best met.
+_COPIES = 5
+
+
 @dataclass(frozen=True)
 class Start:
     """All rows of one start node, and the elements of it they bound (see `RowBlock`)."""
@@ -166,6 +170,17 @@ def row_block(start: Relaxations, rows: Start, split: RowSplit, options: BoundOp
                 chunk[index] = expanded.contiguous()
         alphas.append(chunk)
     return replace(block, alphas=tuple(alphas))
+
+
+def slope_bytes(start: Relaxations, node: int, rows: int) -> int:
+    """What α of so many rows of a start node takes, with gradient, moments and the best met."""
+    per_row = 0
+    for index in _relaxed_below(start.graph, node):
+        found = start.activation(index)
+        if found is not None:
+            operator, relaxation = found
+            per_row += operator.initial_alpha(relaxation).numel()
+    return _COPIES * start.box.lower.element_size() * rows * per_row
 
 
 def _relaxed_below(graph: Graph, node: int) -> list[int]:

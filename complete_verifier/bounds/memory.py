@@ -33,6 +33,13 @@ def memory_limit(device: torch.device, ranks_on_host: int, world: Communicator) 
     return world.agree_min(max(own, 1))
 
 
+def alpha_limit(device: torch.device, ranks_on_host: int, world: Communicator) -> int:
+    """Bytes that α, its gradient and the optimiser's state may take, the same on all ranks."""
+    if device.type == "cuda":
+        return memory_limit(device, ranks_on_host, world)
+    return pool_limit(ranks_on_host, world)
+
+
 def pool_limit(ranks_on_host: int, world: Communicator) -> int:
     """Bytes that waiting subproblems may take in a rank's host memory, the same on all ranks."""
     own = int(available_host_bytes() * _SHARE) // max(1, ranks_on_host)

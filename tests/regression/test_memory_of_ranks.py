@@ -64,7 +64,7 @@ instance.InstanceRun.{phase} = limited
 raise SystemExit(main())
 """
 LARGE = 400  # more than a layer has weights
-SHARES = {"run": (0.0, 0.1, 0.3, 0.5, 0.7, 0.95), "_branch": (0.3, 0.8)}
+SHARES = {"run": (0.0, 0.3, 0.6, 0.95), "_branch": (0.5,)}
 FIRST = {"run": 1, "_branch": 20}  # what a tree is made of, before its first round, is left out
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from auto_LiRPA_patches.engine import alpha
 from auto_LiRPA_patches.engine.alpha import AlphaResult
 from auto_LiRPA_patches.engine.graph import Graph
-from auto_LiRPA_patches.engine.options import AlphaOptions
+from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.operators.interval import Interval
 from tests.unit.engine import nets
@@ -64,6 +64,25 @@ def test_the_slopes_of_the_first_phase_are_returned_with_its_bounds() -> None:
     crown, first = solve(case, iterations=0), solve(case, iterations=0, final_first=8)
     moved = {i: float((first.alphas[i] - crown.alphas[i]).abs().max()) for i in crown.alphas}
     assert max(moved.values()) > 0.1
+
+
+def test_slopes_that_memory_would_not_hold_are_those_of_the_functionals_alone() -> None:
+    """As of three wide convolutions: a process that allocates them is killed."""
+    case = graph, box, matrix = problem()
+    options, told = AlphaOptions(iterations=8), list[str]()
+
+    def within(num_bytes: int) -> AlphaResult:
+        limited = BoundOptions(alpha_bytes=num_bytes, told=told.append)
+        return nets.alpha_crown(graph, box, matrix, options, limited)
+
+    short = within(100)
+    (event,) = told
+    assert "α of inner layers would take" in event
+    crown, joint = solve(case, iterations=0), solve(case, iterations=8)
+    assert float((short.lower - crown.lower).max()) > 1e-4
+    for node in graph.bounded:
+        assert torch.equal(short.bounds[node].lower, crown.bounds[node].lower)
+    assert torch.equal(within(1 << 30).lower, joint.lower) and len(told) == 1
 
 
 def test_it_ends_where_steps_gain_little() -> None:
