@@ -8,6 +8,7 @@ breaks, installs where it must not, or fails with something other than one clear
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -253,3 +254,22 @@ def test_missing_packages_names_absent_and_outdated_ones(tmp_path: Path) -> None
     absent, outdated = result.stdout.splitlines()
     assert result.returncode == 1 and absent == "no-such-thing>=2"
     assert outdated.startswith("numpy>=999 (found ")
+
+
+def _needs_the_packages(script: Path) -> bool:
+    text = script.read_text()
+    packages = r"^(from|import) (auto_LiRPA_patches|complete_verifier|rank_processes|bench_bab)\b"
+    return "__main__" in text and re.search(packages, text, flags=re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize(
+    "script",
+    [path for path in sorted(ROOT.glob("scripts/*.py")) if _needs_the_packages(path)],
+    ids=lambda path: path.stem,
+)
+def test_a_script_finds_the_packages_from_any_folder(script: Path) -> None:
+    """Python puts the folder of the script on its path, not the one above."""
+    before, found, _ = script.read_text().partition("\nsys.path.insert(0, str(")
+    assert found, f"{script.name} imports from the folder above, and nothing puts it on the path"
+    assert "import auto_LiRPA_patches" not in before
+    assert not re.search(r"^from (auto_LiRPA_patches|complete_verifier)", before, re.MULTILINE)
