@@ -234,7 +234,7 @@ class InstanceRun:
             except NonFiniteBoundError as error:
                 bounds, reason = RegionBounds(proven=False), str(error)
             else:
-                reason = self._open_reason(bounds, number)
+                reason = "" if bounds.proven else self._open_reason(bounds, number)
             self._verifications.pop(number, None)  # its relaxations are not needed any more
             regions.append(bounds)
             if not bounds.proven:

@@ -355,15 +355,13 @@ class _Optimization:
                 starts.append(Start(node, rows, elements))
         needs = [RowNeed(s.rows.count, saved_elements(self.graph, s.node)) for s in starts]
         splits = options.share.split_all(needs)  # of the specification it is the one it has
-        inner = zip(starts[1:], splits[1:], strict=True)
-        needed = sum(slope_bytes(start, own.node, split.most) for own, split in inner)
-        if options.alpha_bytes is not None and needed > options.alpha_bytes:
-            options.told(
-                f"α of inner layers would take {needed >> 20} MiB, {options.alpha_bytes >> 20} are "
-                "at hand: it is optimised for the property alone"
-            )
-            return {}
-        return {
-            own.node: row_block(start, own, split, options)
-            for own, split in zip(starts[1:], splits[1:], strict=True)
-        }
+        inner = list(zip(starts[1:], splits[1:], strict=True))
+        if options.alpha_bytes is not None:
+            needed = sum(slope_bytes(start, own.node, split.most) for own, split in inner)
+            if needed > options.alpha_bytes:
+                options.told(
+                    f"α of inner layers would take {needed >> 20} MiB, {options.alpha_bytes >> 20} "
+                    "are at hand: it is optimised for the property alone"
+                )
+                return {}
+        return {own.node: row_block(start, own, split, options) for own, split in inner}

@@ -155,32 +155,33 @@ def row_block(start: Relaxations, rows: Start, split: RowSplit, options: BoundOp
         recompute=options.memory_bytes is not None and kept > options.memory_bytes,
         halving=Halving(graph.nodes[node].name, options),
     )
-    alphas = []
-    for first, last in block.ranges():
-        chunk: dict[int, Tensor] = {}
-        for index in _relaxed_below(graph, node):
-            found = start.activation(index)
-            if found is None:
-                continue
-            operator, relaxation = found
-            initial = operator.initial_alpha(relaxation).detach()
-            # Where ranks share the neurons, also no α at all: their gradient passes stay in step.
-            if initial.numel() or index in graph.neurons.split:
-                expanded = initial.unsqueeze(1).expand(-1, last - first, -1, -1)
-                chunk[index] = expanded.contiguous()
-        alphas.append(chunk)
-    return replace(block, alphas=tuple(alphas))
+    initial = _initial_alphas(start, node)
+    alphas = tuple(
+        {
+            index: alpha.expand(-1, last - first, -1, -1).contiguous()
+            for index, alpha in initial.items()
+        }
+        for first, last in block.ranges()
+    )
+    return replace(block, alphas=alphas)
 
 
 def slope_bytes(start: Relaxations, node: int, rows: int) -> int:
     """What α of so many rows of a start node takes, with gradient, moments and the best met."""
-    per_row = 0
-    for index in _relaxed_below(start.graph, node):
-        found = start.activation(index)
-        if found is not None:
-            operator, relaxation = found
-            per_row += operator.initial_alpha(relaxation).numel()
+    per_row = sum(alpha.numel() for alpha in _initial_alphas(start, node).values())
     return _COPIES * start.box.lower.element_size() * rows * per_row
+
+
+def _initial_alphas(start: Relaxations, node: int) -> dict[int, Tensor]:
+    """The α of one row of a start node that give CROWN's lines, ``[K, 1, B, F]`` each."""
+    every = start.initial_alphas(1, below=node)
+    split = start.graph.neurons.split
+    # Where ranks share the neurons, also no α at all: their gradient passes stay in step.
+    return {
+        index: every[index]
+        for index in _relaxed_below(start.graph, node)
+        if index in every and (every[index].numel() or index in split)
+    }
 
 
 def _relaxed_below(graph: Graph, node: int) -> list[int]:

@@ -110,17 +110,13 @@ def read_input(path: Path | str, input_shape: Sequence[int] | None = None) -> On
         ModelError: as for `read_onnx`, constants apart.
     """
     found = existing_file(path)
-    store = ConstantStore()
-    with _opened(found, store) as stream:
-        return _input(found, _parse(found, _split(found, stream, store)), input_shape)
+    return _input(found, _without_weights(found), input_shape)
 
 
 def read_outputs(path: Path | str) -> tuple[Part, ...]:
     """Returns the outputs as the file states them; a single one's shape may be left open: ()."""
     found = existing_file(path)
-    store = ConstantStore()
-    with _opened(found, store) as stream:
-        return _outputs(found, _parse(found, _split(found, stream, store)))
+    return _outputs(found, _without_weights(found))
 
 
 def existing_file(path: Path | str) -> Path:
@@ -143,6 +139,12 @@ def read_bytes(path: Path) -> bytes:
     if len(content) > MAX_FILE_BYTES:
         raise ModelError(f"{path}: larger than the {MAX_FILE_BYTES} bytes that ONNX can hold.")
     return content
+
+
+def _without_weights(path: Path) -> ModelProto:
+    store = ConstantStore()
+    with _opened(path, store) as stream:
+        return _parse(path, _split(path, stream, store))
 
 
 @contextmanager

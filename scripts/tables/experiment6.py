@@ -9,11 +9,10 @@ from typing import Any
 
 from tables.ranks import Setting, verify
 from tables.table import MEGABYTE, Table, worst
-from tables.verifications import BARS, HEADINGS, Case, compare
+from tables.verifications import BARS, DOMAINS, HEADINGS, Case, compare
 
 _PEAK, _RANKS = HEADINGS.index("peak MB"), HEADINGS.index("P")
 _ALLOWED = 1.1
-_DOMAINS = ("--fsdp", "false", "--shard_domains", "true")
 # They would make the small scale longer than an experiment may be; --only asks for them.
 _LONG = ("256x6, batch 4096", "wide MLP", "wide MLP, no prefetch", "wide MLP, all shards")
 # One micro-batch: 64 subproblems are split into the 128 of one tile.
@@ -22,12 +21,12 @@ _ONE_TILE = ("--batch_size", "64", "--max_iterations", "1")
 
 def run(setting: Setting) -> Table:
     """mnist-net_256x6 at two batch sizes, and the wide MLP."""
-    root = ("--root_path", str(setting.benchmarks / "vnncomp2022" / "mnist_fc"))
+    root = setting.root_of(2022, "mnist_fc")
     cases = _cases(root, (1, 2) if setting.scale == "small" else (1, 2, 4))
     if setting.scale == "small" and not setting.only:
         cases = [case for case in cases if case.name not in _LONG]
     rows = compare(setting, cases)
-    shared = [case for case in cases if case.shards == _DOMAINS and setting.wanted(case.name)]
+    shared = [case for case in cases if case.shards == DOMAINS and setting.wanted(case.name)]
     fixed = _working_set(setting, root) if shared else 0.0
     notes = []
     for case in shared:
@@ -61,8 +60,8 @@ def _cases(root: tuple[str, ...], worlds: tuple[int, ...]) -> list[Case]:
     return [
         Case("256x6, batch 512", *small, worlds, root),
         Case("256x6, batch 4096", *large, worlds, root),
-        Case("256x6, batch 512, domains", *small, (1, 2, 3, 4), root, _DOMAINS),
-        Case("256x6, batch 4096, domains", *large, (1, 2, 4), root, _DOMAINS),
+        Case("256x6, batch 512, domains", *small, (1, 2, 3, 4), root, DOMAINS),
+        Case("256x6, batch 4096, domains", *large, (1, 2, 4), root, DOMAINS),
         Case("wide MLP, no prefetch", *wide, worlds, (), off),
         Case("wide MLP, all shards", *wide, worlds, (), all_shards),
         Case("wide MLP", *wide, worlds),
@@ -93,5 +92,5 @@ def against_the_bar(name: str, rows: Sequence[tuple[Any, ...]], fixed: float) ->
 
 def _working_set(setting: Setting, root: Sequence[str]) -> float:
     """F in MB: the peak of one round whose children fill one tile."""
-    record = verify(setting, "mnist_fc_512", 1, *root, *_DOMAINS, *_ONE_TILE)
+    record = verify(setting, "mnist_fc_512", 1, *root, *DOMAINS, *_ONE_TILE)
     return worst(record["memory"]["peak_bytes"]) / MEGABYTE

@@ -9,7 +9,7 @@ from tables.verifications import BARS, HEADINGS, Case, compare
 
 def run(setting: Setting) -> Table:
     """One property, ten rounds, with weights shared, and with rows and subproblems too."""
-    root = ("--root_path", str(setting.benchmarks / "vnncomp2023" / "vit"))
+    root = setting.root_of(2023, "vit")
     shards = ("--shard_specs", "true", "--shard_domains", "true")
     worlds = (1, 2) if setting.scale == "small" else (1, 2, 4)
     cases = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tables.ranks import RunFailedError, Setting, bound, split, verify
+from tables.ranks import Setting, bound, split
 from tables.table import MEGABYTE, Bars, Table
-from tables.verifications import highest_peak
+from tables.verifications import equal_work, highest_peak
 
 NETWORK = "mlp:2048x4"
 WORLDS = (1, 2, 4)
@@ -18,8 +18,6 @@ _BOUNDED: Mapping[str, tuple[str, ...]] = {
     "shard_specs": ("--shard_specs",),
     "fsdp + shard_specs": ("--fsdp", "--shard_specs", "--no_prefetch"),
 }
-# The published equal work: mnist-net_256x6, ten synchronous rounds of 512 subproblems.
-_DOMAINS = ("--fsdp", "false", "--shard_domains", "true")
 
 
 def run(setting: Setting) -> Table:
@@ -68,14 +66,8 @@ def _bounded(mode: str, ranks: int, report: dict[str, Any]) -> tuple[object, ...
 
 
 def _domains(setting: Setting) -> list[tuple[object, ...]]:
-    root = ("--root_path", str(setting.benchmarks / "vnncomp2022" / "mnist_fc"))
     rows: list[tuple[object, ...]] = []
-    counts: set[int] = set()
-    for ranks in WORLDS:
-        record = verify(setting, "mnist_fc_512", ranks, *root, *_DOMAINS)
-        counts.add(record["bab"]["domains_visited"])
-        if len(counts) > 1:
-            raise RunFailedError(f"shard_domains: other work on {ranks} ranks: {sorted(counts)}")
+    for ranks, record in equal_work(setting, WORLDS).items():
         peak, kinds = highest_peak(record)
         wall = record["seconds"]["total"]
         name = f"shard_domains, P={ranks}"

@@ -48,6 +48,10 @@ class Setting:
         """Where the ranks compute."""
         return "cuda" if self.scale == "paper" else "cpu"
 
+    def root_of(self, year: int, category: str) -> tuple[str, ...]:
+        """Flags that name the folder of a VNN-COMP category."""
+        return ("--root_path", str(self.benchmarks / f"vnncomp{year}" / category))
+
     def wanted(self, name: str) -> bool:
         """Whether the row `name` is to be made."""
         return not self.only or name in self.only

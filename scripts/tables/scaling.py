@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tables.ranks import RunFailedError, Setting, verify
+from tables.ranks import Setting, verify
 from tables.table import MEGABYTE, Bars, Table
-from tables.verifications import highest_peak
+from tables.verifications import equal_work, highest_peak
 
 WORLDS = (1, 2, 4, 8)
 _KINDS = {
@@ -22,7 +22,6 @@ _KINDS = {
     "other": "other MB",
 }
 _ROWS = ("--shard_specs", "true", "--fsdp_prefetch", "false")
-_DOMAINS = ("--fsdp", "false", "--shard_domains", "true")
 
 
 def memory(setting: Setting) -> Table:
@@ -50,17 +49,15 @@ def rate(setting: Setting) -> Table:
     Raises:
         RunFailedError: the work was not the same on every number of ranks.
     """
-    root = ("--root_path", str(setting.benchmarks / "vnncomp2022" / "mnist_fc"))
-    records = {
-        ranks: verify(setting, "mnist_fc_512", ranks, *root, *_DOMAINS)
-        for ranks in _worlds(setting)
-    }
-    counts = {ranks: record["bab"]["domains_visited"] for ranks, record in records.items()}
-    if len(set(counts.values())) > 1:
-        raise RunFailedError(f"subproblems visited, by number of ranks: {counts}; expected one")
+    records = equal_work(setting, _worlds(setting))
     first = _per_second(next(iter(records.values())))
     rows = [
-        (f"P={ranks}", counts[ranks], _per_second(record), _per_second(record) / first)
+        (
+            f"P={ranks}",
+            record["bab"]["domains_visited"],
+            _per_second(record),
+            _per_second(record) / first,
+        )
         for ranks, record in records.items()
     ]
     return Table(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tables.ranks import Setting, verify
+from tables.ranks import RunFailedError, Setting, verify
 from tables.table import MEGABYTE, Bars, saving, worst
 
 
@@ -54,6 +54,26 @@ HEADINGS = (
 )
 _ROUNDING = 1e-5  # what shard_specs may change without tiles, after 20 iterations of α-CROWN
 BARS = Bars("peak, MB per rank", ("paper peak MB", "peak MB"))
+
+
+# Subproblems alone are shared.
+DOMAINS = ("--fsdp", "false", "--shard_domains", "true")
+
+
+def equal_work(setting: Setting, worlds: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Records of the published equal work, by number of ranks that share its subproblems.
+
+    That is mnist-net_256x6, ten synchronous rounds of 512 subproblems.
+
+    Raises:
+        RunFailedError: the work was not the same on every number of ranks.
+    """
+    root = setting.root_of(2022, "mnist_fc")
+    records = {n: verify(setting, "mnist_fc_512", n, *root, *DOMAINS) for n in worlds}
+    counts = {ranks: record["bab"]["domains_visited"] for ranks, record in records.items()}
+    if len(set(counts.values())) > 1:
+        raise RunFailedError(f"subproblems visited, by number of ranks: {counts}; expected one")
+    return records
 
 
 def compare(setting: Setting, cases: Sequence[Case]) -> list[tuple[Any, ...]]:

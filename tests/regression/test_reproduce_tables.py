@@ -173,7 +173,7 @@ def test_rates_of_unequal_work_are_not_compared(
         found["seconds"]["bab"] = 6.0 / ranks
         return found
 
-    monkeypatch.setattr(scaling, "verify", verify)
+    monkeypatch.setattr(verifications, "verify", verify)
     setting = Setting("small", tmp_path, tmp_path)
     assert [row[2:] for row in scaling.rate(setting).rows] == [
         (100.0 * ranks, float(ranks)) for ranks in scaling.WORLDS
