@@ -157,8 +157,10 @@ def row_block(start: Relaxations, rows: Start, split: RowSplit, options: BoundOp
     )
     initial = _initial_alphas(start, node)
     alphas = tuple(
-        {
-            index: alpha.expand(-1, last - first, -1, -1).contiguous()
+        {  # each chunk its own: of one row, `contiguous` would hand all chunks the same tensor
+            index: alpha.expand(-1, last - first, -1, -1).clone(
+                memory_format=torch.contiguous_format
+            )
             for index, alpha in initial.items()
         }
         for first, last in block.ranges()
@@ -174,7 +176,7 @@ def slope_bytes(start: Relaxations, node: int, rows: int) -> int:
 
 def _initial_alphas(start: Relaxations, node: int) -> dict[int, Tensor]:
     """The α of one row of a start node that give CROWN's lines, ``[K, 1, B, F]`` each."""
-    every = start.initial_alphas(1, below=node)
+    every = start.initial_alphas(1, below=node + 1)  # a start node may be relaxed itself
     split = start.graph.neurons.split
     # Where ranks share the neurons, also no α at all: their gradient passes stay in step.
     return {
