@@ -9,6 +9,6 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 (($# == 0)) || exec "$PY" -m pytest "$@"
 # Tests that start no ranks run two at a time; the others need the machine to themselves.
 status=0
-"$PY" -m pytest -n 2 --dist worksteal tests/unit || status=$?
-"$PY" -m pytest tests/distributed tests/regression || status=$?
+"$PY" -m pytest -n 2 --dist worksteal -m "not distributed" || status=$?
+"$PY" -m pytest -m distributed || status=$?
 exit "$status"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import psutil
 import torch
 
 from auto_LiRPA_patches.sharding.collectives import Communicator
+from complete_verifier.bounds.host_memory import available_host_bytes
 
 # Half of what is free is left to weights, α, saved tensors and everybody else; the ceiling keeps
 # one chunk short enough for the clock to be asked every few seconds on a CPU.
 _SHARE = 0.5
 _CEILING_CPU = 2 << 30
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_limit(device: torch.device, ranks_on_host: int, world: Communicator) -> int:
@@ -57,19 +55,3 @@ def memory_used(device: torch.device, world: Communicator) -> float:
     _, total = torch.cuda.mem_get_info(device)
     percent = math.ceil(100 * torch.cuda.max_memory_allocated(device) / total)
     return -world.agree_min(-percent) / 100
-
-
-def available_host_bytes() -> int:
-    """Bytes this process can still allocate: free memory, or less under a container's limit."""
-    free = int(psutil.virtual_memory().available)
-    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        return free
-    return max(0, min(free, limit - used))
-
-
-def _read(path: Path) -> int | None:
-    try:
-        return int(path.read_text().strip())
-    except (OSError, ValueError):  # no such control group, or "max"
-        return None
