@@ -23,12 +23,13 @@ from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import branching, stop
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.exchange import gather
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.look import look
 from complete_verifier.bab.outcome import BabOutcome, Ending
-from complete_verifier.bab.pool import DomainBatch, DomainPool
+from complete_verifier.bab.pool import DomainPool
 from complete_verifier.bab.probe import ReluProbe
 from complete_verifier.bab.share import next_batch
 from complete_verifier.bab.splitter import LOCATE, Splitter
@@ -131,7 +132,7 @@ class _Tree:
 
     def _cut_leaves(self, batch: DomainBatch) -> None:
         """Decide the leaves of a batch; what can be split becomes this round's branches."""
-        is_open = self.bounding.open(batch, self.bounding.signs(batch))
+        is_open = self.bounding.splittable(batch)
         leaves = ~is_open.any(dim=1).cpu()
         found = self._leaves(batch.select(leaves))
         if found is not None:
@@ -167,12 +168,23 @@ class _Tree:
             batch, is_open = self._filled_up(batch, most)
         if batch.count == 0 or is_open is None:
             return
-        found = self._expand(batch, is_open, _Round(rounds, levels, own))
-        if found is not None:
+        now = _Round(rounds, levels, own, leads=True)
+        if self._expand_by(self.bounding.part_size(), batch, is_open, now):
             self.pool.add(branches.batch)
-            self.own = replace(self.own, counterexample=found)
 
-    def _expand(self, batch: DomainBatch, is_open: Tensor, now: _Round) -> Counterexample | None:
+    def _expand_by(self, size: int, batch: DomainBatch, is_open: Tensor, now: _Round) -> bool:
+        """Split and bound `size` subproblems at a time, so that a round holds little more.
+
+        Returns:
+            Whether a counterexample ended the round, on this rank or one that computes in step.
+        """
+        for places in torch.arange(batch.count).split(size):
+            part = now.of(int(places[0]), len(places))
+            if self._expand(batch.select(places), is_open[places.to(is_open.device)], part):
+                return True
+        return False
+
+    def _expand(self, batch: DomainBatch, is_open: Tensor, now: _Round) -> bool:
         """Split and bound; half of the batch at a time where memory does not hold all of it.
 
         Where other ranks take part in every use of a layer, too little memory ends the run.
@@ -184,21 +196,15 @@ class _Tree:
             if not (alone and batch.count > 1 and ran_out_of_memory(error)):
                 raise
         self.context.bounds.told(f"memory ran out: {batch.count} subproblems are split in halves")
-        places = torch.arange(batch.count)
-        for half in places.tensor_split(2):
-            part = replace(now, real=len(half))
-            found = self._expand(batch.select(half), is_open[half.to(is_open.device)], part)
-            if found is not None:
-                return found
-        return None
+        return self._expand_by(-(-batch.count // 2), batch, is_open, now)
 
-    def _expand_at_once(
-        self, batch: DomainBatch, is_open: Tensor, now: _Round
-    ) -> Counterexample | None:
+    def _expand_at_once(self, batch: DomainBatch, is_open: Tensor, now: _Round) -> bool:
         scores, points = look(self.bounding, batch, is_open)
-        found = self.attack.look(points, now.number)
+        found = self.attack.look(points, now.number, may_move=now.leads)
+        if found is not None:
+            self.own = replace(self.own, counterexample=found)
         if self._agreed(found is not None):
-            return found
+            return True
         children = self._split(batch, scores, now.levels)
         children = self.bounding.optimize(
             children, self.settings.own_beta, stop_early=not self.settings.synchronous
@@ -207,14 +213,14 @@ class _Tree:
             children = children.select(torch.arange(children.count) % batch.count < now.real)
         self.pool.add(children.select(~(children.margin > 0)))
         self.own = replace(self.own, visited=self.own.visited + children.count)
-        return None
+        return False
 
     def _filled_up(self, batch: DomainBatch, count: int) -> tuple[DomainBatch, Tensor]:
         """`count` subproblems with their open features: the last, or a stand-in, repeated."""
         if batch.count == 0:
             batch = self.stand_in
         batch = batch.select(torch.arange(count).clamp(max=batch.count - 1))
-        return batch, self.bounding.open(batch, self.bounding.signs(batch))
+        return batch, self.bounding.splittable(batch)
 
     def _agreed(self, found: bool) -> bool:
         """Whether a counterexample ends the round: any rank's where they compute in step."""
@@ -293,17 +299,24 @@ class _Tree:
 
 @dataclass(frozen=True)
 class _Round:
-    """What is alike for all subproblems of a round.
+    """What is alike for the subproblems of a round that are split at a time.
 
     Attributes:
         number: of the round.
         levels: neurons each subproblem is split at.
-        real: of the batch, how many subproblems are no stand-ins; these come first.
+        real: how many subproblems are no stand-ins; these come first.
+        leads: whether the round's first are among them.
     """
 
     number: int
     levels: int
     real: int
+    leads: bool
+
+    def of(self, first: int, count: int) -> _Round:
+        """For `count` of these subproblems, from `first`."""
+        real = min(max(self.real - first, 0), count)
+        return replace(self, real=real, leads=self.leads and first == 0)
 
 
 @dataclass(frozen=True)

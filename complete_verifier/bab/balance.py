@@ -9,6 +9,8 @@ from collections.abc import Sequence
 _EFFICIENCY = 0.9
 # Memory is worth evening out beyond this times the average, and as many batches.
 _LOPSIDED = 1.25
+# Where work is even anyway: beyond this times the average, and as much of a batch.
+_HEAVY, _HEAVY_BATCH = 1.05, 0.125
 # Subproblems moved at a time: so many batches per rank at most.
 _MOST_BATCHES = 4
 
@@ -56,8 +58,25 @@ def evened_out(waiting: Sequence[int], batch: int) -> list[int] | None:
     idle = sum(done) < _EFFICIENCY * best or max(done) > longest / _EFFICIENCY + 1
     if not idle and not lopsided:
         return None
-    wanted = even(total, ranks)
-    table = transfers(waiting, wanted)
+    return _towards_even(waiting, batch)
+
+
+def lightened(waiting: Sequence[int], batch: int) -> list[int] | None:
+    """What each rank should hold where work is shared evenly whoever holds what; None = as it is.
+
+    A rank whose subproblems are the better ones keeps them, and its pool alone would grow.
+
+    Args:
+        waiting, batch: as for `evened_out`.
+    """
+    if max(waiting) <= _HEAVY * sum(waiting) / len(waiting) + _HEAVY_BATCH * batch:
+        return None
+    return _towards_even(waiting, batch)
+
+
+def _towards_even(waiting: Sequence[int], batch: int) -> list[int]:
+    """As even as moving a few batches per rank makes it."""
+    table = transfers(waiting, even(sum(waiting), len(waiting)))
     limit = _MOST_BATCHES * batch
     left = list(waiting)
     for source, row in enumerate(table):

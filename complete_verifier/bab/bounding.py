@@ -18,11 +18,11 @@ from auto_LiRPA_patches.engine.subproblems import (
     optimize_subproblems,
 )
 from complete_verifier.bab.cuts import Cuts
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.inner import InnerBounding
 from complete_verifier.bab.multipliers import collect, spread
 from complete_verifier.bab.partners import Partners
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.rounding import allowance_of
 
@@ -194,6 +194,11 @@ class Bounding:
                     own = slice(span.offset, span.stop)
                     is_open[:, own] &= crosses[:, own]
         return is_open
+
+    def splittable(self, batch: DomainBatch) -> Tensor:
+        """``[B, T]`` bool: features each subproblem can be split at."""
+        parts = batch.split(self.part_size())
+        return torch.cat([self.open(part, self.signs(part)) for part in parts])
 
     def root_ranges(self, count: int) -> Tensor:
         """``[count, 2, T]`` as the root's subproblems hold them; T = 0 where nothing is renewed."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.domain_batch import DomainBatch
 
 
 def child(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.point_splits import PointSplits
-from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.domain_batch import DomainBatch
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from auto_LiRPA_patches.engine.rows import BatchRows, NeuronRows
 from auto_LiRPA_patches.engine.subproblems import Subproblems, splittable
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab.bounding import Bounding
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features, FeatureSpan
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.rounding import allowance_of
 
 # An infeasible leaf's certificate is a direction; scaled far enough, its bound exceeds any margin.

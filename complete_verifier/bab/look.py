@@ -8,7 +8,7 @@ from torch import Tensor
 
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.branching import Scores, score
-from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.relaxation_cost import relaxation_cost
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
-from complete_verifier.bab.pool import DomainBatch
 
 
 def spread(features: Features, batch: DomainBatch, like: Tensor) -> dict[int, Tensor]:

@@ -12,10 +12,10 @@ from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from complete_verifier.bab import branching
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.children import child
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.look import look
 from complete_verifier.bab.partners import Partners
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bab.probe import ReluProbe
 from complete_verifier.bounds.root import Root
 
@@ -100,7 +100,7 @@ class NeuronTree:
         batch = self._leaves.select(picked)
         if batch.count == 0:
             return False
-        is_open = self._bounding.open(batch, self._bounding.signs(batch))
+        is_open = self._bounding.splittable(batch)
         can_split = is_open.any(dim=1)
         picked, batch = picked[can_split.cpu()], batch.select(can_split.cpu())
         if batch.count == 0:

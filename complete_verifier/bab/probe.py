@@ -13,7 +13,7 @@ from auto_LiRPA_patches.engine.rows import BatchRows
 from auto_LiRPA_patches.engine.subproblems import Subproblems
 from auto_LiRPA_patches.operators.lines import Lines, SplitLines
 from complete_verifier.bab.bounding import Bounding
-from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.domain_batch import DomainBatch
 
 
 class ReluProbe:

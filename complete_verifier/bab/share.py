@@ -1,8 +1,8 @@
 """What a rank works on in a round: its share of the batch, of its own pool or handed over.
 
 Under `bab.force_synchronous` the batch is the first so many subproblems of all pools in one order,
-margin, then path, however many ranks there are. Otherwise each rank takes from its own pool, and
-pools are only evened out where ranks would stand idle.
+margin, then path, however many ranks there are; pools are evened out for memory alone. Otherwise
+each rank takes from its own pool, and pools are only evened out where ranks would stand idle.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
-from complete_verifier.bab.balance import even, evened_out, transfers
+from complete_verifier.bab.balance import even, evened_out, lightened, transfers
 from complete_verifier.bab.exchange import Batch, check_conserved, exchange
 from complete_verifier.bab.partners import Partners
 
@@ -58,20 +58,28 @@ def next_batch(
     Raises:
         SoundnessError: a subproblem was lost or doubled on its way.
     """
-    if in_order:
-        return _first_of_all(partners, pool, size, waiting)
     most = -(-size // partners.pool.size)
-    after = evened_out(waiting, most)
+    if in_order:
+        batch, left = _first_of_all(partners, pool, size, waiting)
+        _even_out(partners, pool, left, lightened(left, most))
+        return batch
+    _even_out(partners, pool, waiting, evened_out(waiting, most))
+    return pool.take(most)
+
+
+def _even_out(
+    partners: Partners, pool: Pool[Batch], waiting: Sequence[int], after: Sequence[int] | None
+) -> None:
+    """Hand subproblems over until each rank holds as many as in `after`; None = they stay."""
     if after is None:
-        return pool.take(most)
+        return
     before = len(pool), pool.fingerprint
     table = transfers(waiting, after)
     if partners.pool.agree_any(_lacks_room(pool, sum(row[partners.pool.rank] for row in table))):
-        return pool.take(most)  # nothing is sent to a rank that has no memory for it
+        return  # nothing is sent to a rank that has no memory for it
     excess = pool.take_spread(sum(table[partners.pool.rank]))
     pool.add(exchange(partners.pool, excess, table))
     check_conserved(partners.pool, before, (len(pool), pool.fingerprint))
-    return pool.take(most)
 
 
 def _lacks_room(pool: Pool[Batch], count: int) -> bool:
@@ -125,24 +133,25 @@ def next_blocks(
 
 def _first_of_all(
     partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int]
-) -> Batch:
-    """The first of all pools; those a rank has too many of are handed over."""
+) -> tuple[Batch, list[int]]:
+    """The first of all pools, handed over by ranks that have too many; and what waits then."""
     before = len(pool), pool.fingerprint
     owner, keys = _offers(partners, pool, size, waiting)
     first = owner[_in_order(keys)[:size]]
     counts = [int(count) for count in np.bincount(first, minlength=len(waiting))]
+    left = [own - taken for own, taken in zip(waiting, counts, strict=True)]
     wanted = even(sum(counts), len(counts))
     batch = pool.take(counts[partners.pool.rank])
     if counts == wanted:
-        return batch
+        return batch, left
     table = transfers(counts, wanted)
     kept = batch.count - sum(table[partners.pool.rank])
     places = torch.arange(batch.count)
     received = exchange(partners.pool, batch.select(places[kept:]), table)
     batch = batch.select(places[:kept]).joined(received)
-    left = len(pool) + batch.count, pool.fingerprint + batch.fingerprint
-    check_conserved(partners.pool, before, left)
-    return batch
+    held = len(pool) + batch.count, pool.fingerprint + batch.fingerprint
+    check_conserved(partners.pool, before, held)
+    return batch, left
 
 
 def _offers(

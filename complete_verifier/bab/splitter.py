@@ -17,8 +17,8 @@ from auto_LiRPA_patches.operators.activation import Activation
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.children import child
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import FeatureSpan
-from complete_verifier.bab.pool import DomainBatch
 
 Locate = Callable[[Activation, Tensor, Tensor], Tensor]
 """Where to split elements of an activation over ``[lower, upper]``, each ``[n]``: ``[n]``."""

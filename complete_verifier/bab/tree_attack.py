@@ -32,13 +32,19 @@ class TreeAttack:
         self._context = context
         self._period = period
 
-    def look(self, points: np.ndarray, rounds: int) -> Counterexample | None:
-        """Try ``points [n, num_inputs]`` of the round with this number."""
+    def look(
+        self, points: np.ndarray, rounds: int, *, may_move: bool = True
+    ) -> Counterexample | None:
+        """Try ``points [n, num_inputs]`` of the round with this number.
+
+        Args:
+            may_move: whether the best are moved, if it is due.
+        """
         context = self._context
         finds = context.finds()
         inside, margins = context.closest(points, _WALKERS)
         if (margins[:1] <= 0).any() and finds.accept(inside[0]) is not None:
             return finds.first
-        if is_due(rounds, self._period):
+        if may_move and is_due(rounds, self._period):
             descend(context.network.forward, context.region, inside, finds.accept, steps=_STEPS)
         return finds.first

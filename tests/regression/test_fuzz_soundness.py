@@ -23,7 +23,7 @@ from auto_LiRPA_patches.operators.relu import Relu
 from complete_verifier import reading
 from complete_verifier.bab import activation
 from complete_verifier.bab.context import BabContext
-from complete_verifier.bab.pool import DomainBatch
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.tree_attack import TreeAttack
 from complete_verifier.bounds.output_rows import OutputRows
 from complete_verifier.specification import Clause, Specification

@@ -20,8 +20,8 @@ from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import activation
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.outcome import BabOutcome, Ending
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network

@@ -12,7 +12,7 @@ import torch
 
 from auto_LiRPA_patches.errors import SoundnessError
 from auto_LiRPA_patches.sharding.collectives import Communicator
-from complete_verifier.bab.balance import even, evened_out, transfers
+from complete_verifier.bab.balance import even, evened_out, lightened, transfers
 from complete_verifier.bab.exchange import _pack, _unpack, check_conserved
 from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
 from complete_verifier.bab.partners import Partners
@@ -51,6 +51,23 @@ def test_pools_are_evened_out_where_a_rank_would_idle(
     waiting: list[int], after: list[int] | None
 ) -> None:
     assert evened_out(waiting, 256) == after
+
+
+@pytest.mark.parametrize(
+    ("waiting", "after"),
+    [
+        ([0, 0], None),
+        ([1000, 1000, 1000], None),
+        ([1040, 1000, 960], None),  # a trifle
+        ([30, 0], None),  # less than an eighth of a batch: not worth a message
+        ([1200, 1000, 800], [1000, 1000, 1000]),
+        ([10_000, 0], [8976, 1024]),  # a few batches at a time
+    ],
+)
+def test_pools_are_evened_out_for_memory_where_work_is_even_anyway(
+    waiting: list[int], after: list[int] | None
+) -> None:
+    assert lightened(waiting, 256) == after
 
 
 def test_what_travels_comes_out_as_it_went_in() -> None:

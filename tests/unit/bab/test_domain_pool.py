@@ -6,10 +6,14 @@ one is a false proof.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from complete_verifier.bab.pool import DomainBatch, DomainPool
+from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
+from complete_verifier.bab.domain_batch import DomainBatch
+from complete_verifier.bab.pool import DomainPool
 
 FEATURES, ROWS = 5, 2
 
@@ -109,13 +113,48 @@ def test_bytes_are_those_of_the_slabs_and_freed_slots_are_used_again() -> None:
     pool = DomainPool(worst_first=True)
     pool.add(batch_of([-1.0] * 100, [3] * 100))
     per_slot = 4 * 8 + 2 * 3 * 4 + ROWS * 3 * 4 + (ROWS + 2) * FEATURES * 4
-    assert pool.num_bytes == 100 * per_slot
+    segment = 1024 * per_slot  # small subproblems: many to a segment
+    assert pool.num_bytes == segment
     for start in range(0, 1000, 50):
         pool.take(50)
         pool.add(batch_of([-1.0] * 50, [3] * 50, first_path=200 + start))
-    assert pool.num_bytes == 100 * per_slot
-    pool.add(batch_of([-1.0], [3], first_path=5000))
-    assert pool.num_bytes == 150 * per_slot  # grown by half
+    assert pool.num_bytes == segment
+    pool.add(batch_of([-1.0] * 925, [3] * 925, first_path=5000))
+    assert pool.num_bytes == 2 * segment
+
+
+def _large(count: int, first_path: int, depth: int = 3) -> DomainBatch:
+    """Subproblems of 32 KiB and more each: 16 to a segment, as few as there can be."""
+    small = batch_of([-float(first_path + own) for own in range(count)], [depth] * count)
+    alphas = torch.arange(first_path, first_path + count).view(-1, 1, 1).expand(-1, ROWS, 1 << 14)
+    path = torch.arange(first_path, first_path + count)
+    return replace(small, path=path, alphas=alphas.float())
+
+
+def test_to_grow_a_pool_never_copies_what_it_holds() -> None:
+    # The likely bug: old and new slabs side by side, more than twice the pool at its peak.
+    pool = DomainPool(worst_first=True)
+    with MemoryMeter() as meter:
+        for start in range(0, 400, 16):
+            pool.add(_large(16, start))
+        held, batch = pool.num_bytes, 16 * pool.num_bytes // 400
+        assert held <= 400 * 2 * (1 << 16) * 1.01 + batch
+        assert meter.peak_bytes <= held + 4 * batch
+
+
+def test_subproblems_of_several_segments_and_depths_come_back_in_order() -> None:
+    pool = DomainPool(worst_first=True)
+    for start, depth in ((0, 1), (20, 5), (40, 12), (60, 2)):
+        pool.add(_large(20, start, depth))
+    taken = pool.take(50)
+    assert taken.path.tolist() == list(range(79, 29, -1))
+    assert taken.margin.tolist() == [-float(path) for path in range(79, 29, -1)]
+    assert torch.equal(taken.alphas[:, 0, 0], taken.path.float())
+    assert (taken.depth.tolist(), taken.width) == ([2] * 20 + [12] * 20 + [5] * 10, 12)
+    assert bool((taken.splits[:20, 2:] == 0).all()) and bool((taken.splits[20:40] != 0).all())
+    assert pool.worst_margin == -29.0
+    rest = pool.take(100)
+    assert (rest.path.tolist(), rest.width) == (list(range(29, -1, -1)), 5)
 
 
 def test_the_fingerprint_tells_one_bit_and_not_the_order() -> None:

@@ -16,9 +16,9 @@ from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.children import child
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.outcome import Ending
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.settings import BoundSettings

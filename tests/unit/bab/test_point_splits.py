@@ -23,10 +23,10 @@ from auto_LiRPA_patches.engine.subproblems import (
 from auto_LiRPA_patches.operators.activation import Activation
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.cuts import Cuts
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.multipliers import collect, spread
 from complete_verifier.bab.outcome import Ending
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bab.splitter import LOCATE, Splitter
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings

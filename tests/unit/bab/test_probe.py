@@ -13,8 +13,8 @@ from torch import nn
 from auto_LiRPA_patches.engine.options import BoundOptions
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.children import child
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bab.probe import ReluProbe
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings

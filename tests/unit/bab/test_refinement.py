@@ -19,9 +19,9 @@ from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from auto_LiRPA_patches.errors import SoundnessError
 from auto_LiRPA_patches.operators.linear import Linear
 from complete_verifier.bab import neuron_tree
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.neuron_tree import NeuronTree
 from complete_verifier.bab.partners import Partners
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bab.refinement import RefineContext, RefineSettings, refine
 from complete_verifier.bab.settings import refine_passes
 from complete_verifier.bounds.incomplete import verify_region

@@ -18,9 +18,9 @@ from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.children import child
 from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
 from complete_verifier.bab.outcome import BabOutcome
-from complete_verifier.bab.pool import DomainBatch
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.settings import BoundSettings
