@@ -58,6 +58,10 @@ def test_a_config_of_the_readme_loads(block: str, tmp_path: Path) -> None:
 def test_local_links_and_paths_exist() -> None:
     for path in re.findall(r"`((?:scripts|exp_configs|\.ci)/?[\w./]*)`", README):
         assert (ROOT / path).exists(), path
+    links = re.findall(r"\]\(([^):#]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
 
 
 def test_tables_made_from_the_code_are_those_of_the_code() -> None:
