@@ -38,11 +38,13 @@ CATEGORIES = (
     "vnncomp2022/reach_prob_density",
     "vnncomp2022/rl_benchmarks",
     "vnncomp2022/sri_resnet_a",
+    "vnncomp2022/test",
     "vnncomp2022/tllverifybench",
     "vnncomp2023/cgan",
     "vnncomp2023/dist_shift",
     "vnncomp2023/ml4acopf",
     "vnncomp2023/nn4sys",
+    "vnncomp2023/vit",
     "vnncomp2023/yolo",
 )
 NETWORKS = [
@@ -52,7 +54,11 @@ NETWORKS = [
 ]
 METHODS = ("ibp", "crown", "alpha-crown")
 # CROWN of every neuron behind a generator takes a minute, of a detector's 21 125 cells longer.
-CHEAPER = {"cgan": ("ibp", "forward+crown"), "yolo": ("ibp", "crown")}
+CHEAPER = {
+    "cgan": ("ibp", "forward+crown"),
+    "vit": ("ibp", "crown"),
+    "yolo": ("ibp", "crown"),
+}
 # Wide enough for outputs to move, narrow enough that few neurons are unstable.
 RADIUS = {
     "acasxu": 0.02,
