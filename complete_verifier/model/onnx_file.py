@@ -92,6 +92,7 @@ def read_onnx(
         with _opened(found, store) as stream:
             split = _split(found, stream, store)
             model = _parse(found, split)
+            _check_order(found, model)
             network_input, outputs = _input(found, model, input_shape), _outputs(found, model)
             name = network_input.name
             if not network_input.is_joint:
@@ -145,6 +146,21 @@ def _without_weights(path: Path) -> ModelProto:
     store = ConstantStore()
     with _opened(path, store) as stream:
         return _parse(path, _split(path, stream, store))
+
+
+def _check_order(path: Path, model: ModelProto) -> None:
+    """Check that every node reads what stands before it; not all readers of ONNX see to that."""
+    graph = model.graph
+    given = {"", *(value.name for value in graph.input), *(one.name for one in graph.initializer)}
+    for node in graph.node:
+        for name in node.input:
+            if name not in given:
+                raise ModelError(
+                    f'{path}: node "{node.name}" ({node.op_type}) reads "{name}": expected an '
+                    "input, a constant or the output of a node before it, found none of that name. "
+                    "Export the network again, its nodes in topological order."
+                )
+        given.update(node.output)
 
 
 @contextmanager

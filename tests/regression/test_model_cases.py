@@ -42,9 +42,10 @@ def check_bounds(network: Network, box: Interval) -> tuple[Tensor, Tensor]:
     return crown, alpha
 
 
-def test_pooling_down_to_single_cells(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_pooling_down_to_single_cells(seed: int, tmp_path: Path) -> None:
     """Case 21: windows that are padding for the most part."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     layers = nn.Sequential(
         nn.Conv2d(1, 2, 2, padding=1),
         nn.MaxPool2d(2),
@@ -53,7 +54,11 @@ def test_pooling_down_to_single_cells(tmp_path: Path) -> None:
         nn.Flatten(),
     )
     network = loaded(layers, (1, 2, 2), tmp_path)
-    check_bounds(network, Interval(-torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)))
+    center = torch.zeros(1, 1, 2, 2)
+    check_bounds(network, Interval(center - 1, center + 1))
+    for _ in range(6):  # where little is left between bounds and values
+        center = 0.3 * torch.randn(1, 1, 2, 2)
+        check_bounds(network, Interval(center - 0.1, center + 0.1))
 
 
 class ChannelsLast(nn.Module):
@@ -66,6 +71,15 @@ class ChannelsLast(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(torch.relu(self.conv(x)).permute(0, 2, 3, 1).flatten(1))
+
+
+def test_bounds_find_the_channels_where_they_were_moved(tmp_path: Path) -> None:
+    """Case 22, bounds alone; an axis mixed up with another gives those of another network."""
+    torch.manual_seed(0)
+    module, center = ChannelsLast(), torch.rand(1, 1, 4, 4)
+    network = loaded(module, (1, 4, 4), tmp_path)
+    for radius in (1e-3, 0.3):
+        check_bounds(network, Interval(center - radius, center + radius))
 
 
 @pytest.mark.parametrize("conv_mode", ["patches", "matrix"])

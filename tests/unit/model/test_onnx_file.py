@@ -137,3 +137,14 @@ def test_decompression_stops_at_the_limit(tmp_path: Path, monkeypatch) -> None:
 def test_absurd_input_size_is_refused(write_onnx) -> None:
     with pytest.raises(ModelError, match="too many"):
         read_onnx(write_onnx(RELU, [1, 100_000, 100_000]))
+
+
+@pytest.mark.parametrize("order", [(1, 0), (1,)])
+def test_nodes_out_of_order_are_refused_by_name(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """onnxruntime sorts them, and onnx2pytorch ends in a KeyError."""
+    nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2]) for name in "xy")
+    graph = helper.make_graph([nodes[place] for place in order], "net", [x], [y])
+    onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
+    with pytest.raises(ModelError, match='reads "h": expected an input, a constant or'):
+        read_onnx(tmp_path / "net.onnx")
