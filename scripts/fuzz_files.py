@@ -1,15 +1,18 @@
-"""Change files at random and load them: each must load, or be refused in one line.
+"""Change files at random and use them: each must be refused in one line, or serve in a run.
 
 Usage: python scripts/fuzz_files.py [--count 1000] [--seed 0] [--kinds yaml vnnlib onnx]
 
-Bytes of a valid file are overwritten, doubled, removed or swapped with others of the file. Exit
-code 1 where something else than a `VerifierError` comes out, or where its text has several lines;
-the file is then kept beside the output.
+Bytes of a valid file are overwritten, doubled, removed or swapped with others of the file. What
+loads is verified, a few seconds at most. Exit code 1 where something else than a `VerifierError`
+comes out of loading, where its text has several lines, or where a run shows a traceback or an
+internal error; the file is then kept beside the output.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import random
 import sys
 import tempfile
@@ -74,6 +77,33 @@ KINDS: dict[str, tuple[Path, Callable[[Path], None]]] = {
 }
 
 
+def run(kind: str, path: Path, folder: Path) -> str:
+    """Verify a digits property with the file in its place; returns what is wrong with the run."""
+    from complete_verifier.abcrown import main as abcrown
+
+    network = "conv" if kind == "onnx" else "mlp"
+    named = {
+        "onnx": DIGITS / "onnx" / f"{network}.onnx",
+        "vnnlib": sorted((DIGITS / "vnnlib").glob(f"{network}_*.vnnlib"))[0],
+        kind: path,
+    }
+    argv = ["--device", "cpu", "--timeout", "3", "--results_file", str(folder / "out.txt")]
+    if kind == "yaml":
+        argv += ["--config", str(path)]
+    argv += ["--onnx_path", str(named["onnx"]), "--vnnlib_path", str(named["vnnlib"])]
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+            abcrown(argv)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - that is what is looked for
+        return f"the run ends with {type(error).__name__}: {str(error)[:200]}"
+    text = shown.getvalue()
+    for sign in ("Traceback", "internal error"):
+        if sign in text:
+            return f"the run shows {text[text.index(sign) :][-300:]!r}"
+    return ""
+
+
 def fuzz(kind: str, count: int, seed: int, folder: Path) -> tuple[int, list[str]]:
     """Load `count` mutated files; returns how many loaded, and what came out that should not."""
     source, load = KINDS[kind]
@@ -86,6 +116,7 @@ def fuzz(kind: str, count: int, seed: int, folder: Path) -> tuple[int, list[str]
         try:
             load(path)
             loaded += 1
+            fault = run(kind, path, folder)
         except VerifierError as error:
             if "\n" in str(error):
                 fault = f"a message of several lines: {str(error)[:200]!r}"
@@ -100,7 +131,7 @@ def fuzz(kind: str, count: int, seed: int, folder: Path) -> tuple[int, list[str]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz what the command line asks for; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Load files that were changed at random.")
+    parser = argparse.ArgumentParser(description="Use files that were changed at random.")
     parser.add_argument("--count", type=int, default=1000, help="files of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
