@@ -89,8 +89,10 @@ def run(kind: str, path: Path, folder: Path) -> str:
     }
     argv = ["--device", "cpu", "--timeout", "3", "--results_file", str(folder / "out.txt")]
     if kind == "yaml":
-        argv += ["--config", str(path)]
-    argv += ["--onnx_path", str(named["onnx"]), "--vnnlib_path", str(named["vnnlib"])]
+        argv += ["--config", str(path), "--root_path", str(DIGITS), "--csv_name", "instances.csv"]
+        argv += ["--end", "1"]
+    else:
+        argv += ["--onnx_path", str(named["onnx"]), "--vnnlib_path", str(named["vnnlib"])]
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
