@@ -175,11 +175,17 @@ class _Tree:
     def _expand_by(self, size: int, batch: DomainBatch, is_open: Tensor, now: _Round) -> bool:
         """Split and bound `size` subproblems at a time, so that a round holds little more.
 
+        What is not begun when time runs out goes back to the pool.
+
         Returns:
             Whether a counterexample ended the round, on this rank or one that computes in step.
         """
         for places in torch.arange(batch.count).split(size):
-            part = now.of(int(places[0]), len(places))
+            first = int(places[0])
+            if first and self.context.out_of_time():
+                self.pool.add(batch.select(torch.arange(min(first, now.real), now.real)))
+                break
+            part = now.of(first, len(places))
             if self._expand(batch.select(places), is_open[places.to(is_open.device)], part):
                 return True
         return False

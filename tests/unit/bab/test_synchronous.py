@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from complete_verifier.bab.children import child
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
-from complete_verifier.bab.outcome import BabOutcome
+from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.settings import BoundSettings
@@ -150,3 +151,36 @@ def test_two_runs_of_mnist_256x6_agree_bit_for_bit() -> None:
         _run(network, where, root, settings, memory) for memory in (None, 1 << 22)
     ]
     assert outcomes[0] == outcomes[1] and outcomes[0].domains_visited > 64
+
+
+def test_what_a_round_leaves_undone_for_want_of_time_waits_again() -> None:
+    """No subproblem of this region can be excluded: a split makes one more, and none is lost."""
+    network, _, _ = _wide()
+    where = region([-0.05] * 200, [0.05] * 200, at_most([1.0, -1.0], 100.0))
+    root = verify_region(network, where, BoundSettings(method="crown")).root
+    assert root is not None
+    settings = replace(
+        SETTINGS, batch_size=160, min_batch_ratio=0.0, beta=replace(BETA, iterations=1)
+    )
+    whole_rounds = np.cumsum([1, 2, 4, 8, 16, 32, 64, 128, *[160] * 9])
+    broken_off = 0
+    for allowed in range(60, 84, 6):
+        asked = 0
+
+        def late(ahead_seconds: float = 0.0, allowed: int = allowed) -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > allowed
+
+        context = BabContext(
+            network=network,
+            region=where,
+            bounds=BoundOptions(out_of_time=late),
+            confirm=lambda *_: None,
+        )
+        outcome = activation_branch_and_bound(root, context, settings)
+        assert outcome.ending is Ending.TIMEOUT
+        splits = outcome.domains_visited // 2
+        assert outcome.domains_left == 1 + splits
+        broken_off += splits not in whole_rounds
+    assert broken_off
