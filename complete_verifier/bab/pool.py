@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from sortedcontainers import SortedList
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from complete_verifier.bab.domain_batch import MODULUS, DomainBatch
 from complete_verifier.bab.slabs import Slabs
 
@@ -93,23 +96,34 @@ class DomainPool:
 
     def take(self, count: int) -> DomainBatch:
         """Take out up to `count` subproblems, first in order first."""
-        chosen = list(self._order[:count])
-        del self._order[:count]
-        return self._out(chosen)
+        return self._out(list(range(min(count, len(self)))))
+
+    def take_fitting(self, count: int) -> DomainBatch:
+        """Take out up to `count` subproblems, fewer where memory does not hold so many."""
+        try:
+            return self.take(count)
+        except Exception as error:
+            if count <= 1 or not ran_out_of_memory(error):
+                raise
+        return self.take_fitting(count // 2)
 
     def take_spread(self, count: int) -> DomainBatch:
         """Take out `count` subproblems, or all, from all over the order: what is left is alike."""
         count = min(count, len(self))
-        places = [(2 * number + 1) * len(self) // (2 * count) for number in range(count)]
-        chosen = [self._order[place] for place in places]
-        for place in reversed(places):
-            del self._order[place]
-        return self._out(chosen)
+        return self._out([(2 * number + 1) * len(self) // (2 * count) for number in range(count)])
 
-    def _out(self, chosen: list[tuple[float, ...]]) -> DomainBatch:
-        """The subproblems of some keys that have left the order; their slots become free."""
+    def _out(self, places: Sequence[int]) -> DomainBatch:
+        """Take out the subproblems at ascending places of the order.
+
+        Where memory does not hold them, all of them stay.
+        """
         if self._slabs is None:
             raise ValueError("the pool is empty")
-        batch = self._slabs.take([int(key[-1]) for key in chosen])
-        self._fingerprint = (self._fingerprint - batch.fingerprint) % MODULUS
+        slots = [int(self._order[place][-1]) for place in places]
+        batch = self._slabs.read(slots)
+        fingerprint = (self._fingerprint - batch.fingerprint) % MODULUS
+        self._slabs.free(slots)
+        for place in reversed(places):
+            del self._order[place]
+        self._fingerprint = fingerprint
         return batch

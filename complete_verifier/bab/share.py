@@ -41,6 +41,9 @@ class Pool(Protocol[Batch]):
     def take(self, count: int) -> Batch:
         """Take the first out."""
 
+    def take_fitting(self, count: int) -> Batch:
+        """Take the first out, fewer where memory does not hold so many."""
+
     def take_spread(self, count: int) -> Batch:
         """Take some out from all over the order."""
 
@@ -64,7 +67,7 @@ def next_batch(
         _even_out(partners, pool, left, lightened(left, most))
         return batch
     _even_out(partners, pool, waiting, evened_out(waiting, most))
-    return pool.take(most)
+    return pool.take_fitting(most)
 
 
 def _even_out(

@@ -79,19 +79,23 @@ class Slabs:
                 slab[offsets] = new[places]
         return slots
 
-    def take(self, slots: Sequence[int]) -> DomainBatch:
-        """Copy the subproblems of some slots out, in that order, and free the slots."""
+    def read(self, slots: Sequence[int]) -> DomainBatch:
+        """Copy the subproblems of some slots out, in that order."""
         parts = list(self._by_segment(slots))
         depths = [int(self._segments[part].depth[offsets].max()) for part, offsets, _ in parts]
         like = self._like.fitted(max(depths, default=0))
         found = like.rebuilt([t.new_empty(len(slots), *t.shape[1:]) for t in like.tensors])
         for segment, offsets, places in parts:
-            own = self._segments[segment]
-            for new, old in zip(found.tensors, own.fitted(like.width).tensors, strict=True):
+            own = self._segments[segment].fitted(like.width)
+            for new, old in zip(found.tensors, own.tensors, strict=True):
                 new[places] = old[offsets]
-            own.margin[offsets] = torch.inf
-        self._free.extend(slots)
         return found
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Let other subproblems have some slots."""
+        for segment, offsets, _ in list(self._by_segment(slots)):
+            self._segments[segment].margin.numpy()[offsets.numpy()] = np.inf
+        self._free.extend(slots)
 
     def _by_segment(self, slots: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per segment that has some of the slots: its number, their offsets, their places."""

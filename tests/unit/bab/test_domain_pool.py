@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 from complete_verifier.bab.domain_batch import DomainBatch
@@ -155,6 +156,42 @@ def test_subproblems_of_several_segments_and_depths_come_back_in_order() -> None
     assert pool.worst_margin == -29.0
     rest = pool.take(100)
     assert (rest.path.tolist(), rest.width) == (list(range(29, -1, -1)), 5)
+
+
+class _Short(TorchDispatchMode):
+    """No memory for a result of so many numbers, at its n-th large result."""
+
+    def __init__(self, fails_at: int) -> None:
+        super().__init__()
+        self.fails_at, self.done = fails_at, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.done += isinstance(result, torch.Tensor) and result.numel() >= 100
+        if self.done == self.fails_at:
+            self.done += 1
+            raise torch.OutOfMemoryError("planted")
+        return result
+
+
+def test_what_memory_does_not_hold_stays_whole_in_the_pool() -> None:
+    met = 0
+    for fails_at in range(1, 40):
+        pool = DomainPool(worst_first=True)
+        pool.add(batch_of([-float(own) for own in range(60)], [3] * 60))
+        fingerprint = pool.fingerprint
+        with _Short(fails_at) as short:
+            taken = pool.take_fitting(40)
+        check(taken)
+        met += short.done > fails_at
+        assert taken.count == (20 if short.done > fails_at else 40)
+        assert taken.path.tolist() == list(range(59, 59 - taken.count, -1))
+        rest = pool.take(60)
+        check(rest)
+        assert rest.count == 60 - taken.count and pool.worst_margin == float("inf")
+        assert (taken.fingerprint + rest.fingerprint) % (1 << 64) == fingerprint
+        assert pool.fingerprint == 0
+    assert met > 3
 
 
 def test_the_fingerprint_tells_one_bit_and_not_the_order() -> None:
