@@ -67,7 +67,7 @@ def test_no_answer_is_wrong() -> None:
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """No counterexample is looked for in the tree."""
     monkeypatch.setattr(BabContext, "try_points", lambda *_: None)
-    monkeypatch.setattr(TreeAttack, "look", lambda *_: None)
+    monkeypatch.setattr(TreeAttack, "look", lambda *_, **__: None)
 
 
 def first_wrong(*likely: int, flags: tuple[str, ...] = ()) -> Result | None:
