@@ -81,17 +81,17 @@ def run(kind: str, path: Path, folder: Path) -> str:
     """Verify a digits property with the file in its place; returns what is wrong with the run."""
     from complete_verifier.abcrown import main as abcrown
 
-    network = "conv" if kind == "onnx" else "mlp"
-    named = {
-        "onnx": DIGITS / "onnx" / f"{network}.onnx",
-        "vnnlib": sorted((DIGITS / "vnnlib").glob(f"{network}_*.vnnlib"))[0],
-        kind: path,
-    }
     argv = ["--device", "cpu", "--timeout", "3", "--results_file", str(folder / "out.txt")]
     if kind == "yaml":
         argv += ["--config", str(path), "--root_path", str(DIGITS), "--csv_name", "instances.csv"]
         argv += ["--end", "1"]
     else:
+        network = "conv" if kind == "onnx" else "mlp"
+        named = {
+            "onnx": DIGITS / "onnx" / f"{network}.onnx",
+            "vnnlib": sorted((DIGITS / "vnnlib").glob(f"{network}_*.vnnlib"))[0],
+            kind: path,
+        }
         argv += ["--onnx_path", str(named["onnx"]), "--vnnlib_path", str(named["vnnlib"])]
     shown = io.StringIO()
     try:

@@ -180,14 +180,14 @@ class _Tree:
         Returns:
             Whether a counterexample ended the round, on this rank or one that computes in step.
         """
-        for places in torch.arange(batch.count).split(size):
-            first = int(places[0])
+        first = 0
+        for part, here in zip(batch.split(size), is_open.split(size), strict=True):
             if first and self.context.out_of_time():
                 self.pool.add(batch.select(torch.arange(min(first, now.real), now.real)))
                 break
-            part = now.of(first, len(places))
-            if self._expand(batch.select(places), is_open[places.to(is_open.device)], part):
+            if self._expand(part, here, now.of(first, part.count)):
                 return True
+            first += part.count
         return False
 
     def _expand(self, batch: DomainBatch, is_open: Tensor, now: _Round) -> bool:

@@ -77,8 +77,9 @@ class DomainPool:
         batch = batch.rebuilt([tensor.cpu() for tensor in batch.tensors])
         if self._slabs is None:
             self._slabs = Slabs(batch)
+        fingerprint = (self._fingerprint + batch.fingerprint) % MODULUS
         slots = self._slabs.put(batch)
-        self._fingerprint = (self._fingerprint + batch.fingerprint) % MODULUS
+        self._fingerprint = fingerprint
         margins, paths = batch.margin.tolist(), batch.path.tolist()
         if self._worst_first:
             self._order.update(zip(margins, paths, slots, strict=True))
@@ -96,7 +97,7 @@ class DomainPool:
 
     def take(self, count: int) -> DomainBatch:
         """Take out up to `count` subproblems, first in order first."""
-        return self._out(list(range(min(count, len(self)))))
+        return self._out(range(min(count, len(self))))
 
     def take_fitting(self, count: int) -> DomainBatch:
         """Take out up to `count` subproblems, fewer where memory does not hold so many."""

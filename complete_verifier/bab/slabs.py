@@ -72,11 +72,13 @@ class Slabs:
         for segment, _, _ in parts:
             if self._segments[segment].width < batch.width:
                 self._segments[segment] = self._segments[segment].widen(batch.width + _SPARE_DEPTH)
-        del self._free[first:]  # from here on nothing wants memory that a pool cannot do without
-        for segment, offsets, places in parts:
-            own = self._segments[segment]
-            for slab, new in zip(own.tensors, batch.widen(own.width).tensors, strict=True):
-                slab[offsets] = new[places]
+        copies = [
+            batch.select(places).widen(self._segments[part].width) for part, _, places in parts
+        ]
+        del self._free[first:]  # from here on no memory is wanted that might not be there
+        for (segment, offsets, _), copy in zip(parts, copies, strict=True):
+            for slab, new in zip(self._segments[segment].tensors, copy.tensors, strict=True):
+                slab[offsets] = new
         return slots
 
     def read(self, slots: Sequence[int]) -> DomainBatch:
@@ -86,9 +88,9 @@ class Slabs:
         like = self._like.fitted(max(depths, default=0))
         found = like.rebuilt([t.new_empty(len(slots), *t.shape[1:]) for t in like.tensors])
         for segment, offsets, places in parts:
-            own = self._segments[segment].fitted(like.width)
+            own = self._segments[segment].select(offsets).fitted(like.width)
             for new, old in zip(found.tensors, own.tensors, strict=True):
-                new[places] = old[offsets]
+                new[places] = old
         return found
 
     def free(self, slots: Sequence[int]) -> None:
