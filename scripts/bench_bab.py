@@ -102,6 +102,7 @@ def _settings(options: argparse.Namespace) -> BabSettings:
         candidates=options.candidates,
         reduceop=options.reduceop,
         synchronous=options.synchronous,
+        tile_size=options.tile_size,
     )
 
 
@@ -235,6 +236,7 @@ def arguments_of() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="limit of the measured run")
     parser.add_argument("--short_rounds", type=int, default=20, help="of the profile and the meter")
     parser.add_argument("--synchronous", action="store_true", help="bab.force_synchronous")
+    parser.add_argument("--tile_size", type=int, default=128, help="bab.tile_size")
     parser.add_argument("--inputs", action="store_true", help="split inputs, not activations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")

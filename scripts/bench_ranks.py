@@ -1,28 +1,35 @@
 """Measure how much faster branch and bound is where ranks share its subproblems.
 
-Usage: python scripts/bench_ranks.py ONNX VNNLIB [--ranks 1 2 4] [flags of bench_bab.py]
+Usage: python scripts/bench_ranks.py ONNX VNNLIB [--ranks 1 2 4] [--repeats 3] ...
+
+Other flags are those of bench_bab.py.
 
 Every number of ranks starts from the same root, with one thread per rank. With --synchronous and
 --rounds all do the same work. What the machine itself gains from as many processes is measured
 beside it: by matrix products of the size that a batch makes, which stay in a core's cache, and by
 copies, as many separate one-rank runs at once. These share memory and caches but nothing else: no
 speed-up can be expected above theirs.
+
+Numbers of ranks take turns, --repeats times, since machines are faster in one minute than in the
+next; the table shows each one's fastest turn, and the speed-ups of all turns beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from bench_bab import arguments_of, open_case
+from bench_bab import Case, arguments_of, open_case
 from rank_processes import RankProcesses
 
 from auto_LiRPA_patches.errors import VerifierError
@@ -56,6 +63,11 @@ class Figures:
     products: float
     copy_rate: float
 
+    @property
+    def speed(self) -> float:
+        """Subproblems per second of all ranks together, by this rank's clock."""
+        return self.subproblems / max(self.seconds, 1e-9)
+
 
 def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
     """Branch on the case of the command line together with the other ranks.
@@ -64,7 +76,7 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
         VerifierError: bounds prove the property.
     """
     keep_freed_memory()
-    case = open_case(options)
+    case = _case_of(**vars(options))
     if case is None:
         raise VerifierError("bounds prove the property; there is nothing to branch on")
     partners = Partners(ranks.data, Communicator.single("weights"))
@@ -89,30 +101,45 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
     )
 
 
-def table(found: Sequence[list[Figures]]) -> str:
-    """One line per number of ranks; speed-ups are against the first."""
+@functools.cache
+def _case_of(**options: Any) -> Case | None:
+    """Its root takes longer than the rounds that are measured."""
+    return open_case(argparse.Namespace(**options))
+
+
+def table(turns: Sequence[Sequence[list[Figures]]]) -> str:
+    """One line per number of ranks; speed-ups are against the first.
+
+    Args:
+        turns: per turn and number of ranks, what each rank measured.
+    """
     lines = [
         "ranks  subproblems  rounds  seconds  CPU s  per second  speed-up  copies  products  ending"
+        "    speed-ups by turn"
     ]
+    found = [max(own, key=_speed) for own in zip(*turns, strict=True)]
     first = found[0]
-    for own in found:
-        speed, base = _speed(own), max(_speed(first), 1e-9)
-        products = sum(one.products for one in own) / sum(one.products for one in first)
-        copies = sum(one.copy_rate for one in own) / max(sum(o.copy_rate for o in first), 1e-9)
+    for place, own in enumerate(found):
+        speed, base = _speed(own), _speed(first)
+        by_turn = [_speed(turn[place]) / _speed(turn[0]) for turn in turns]
         lines.append(
-            f"{len(own):5}  {own[0].subproblems:11}  {own[0].rounds:6}  {_seconds(own):7.1f}  "
+            f"{len(own):5}  {own[0].subproblems:11}  {own[0].rounds:6}  "
+            f"{max(one.seconds for one in own):7.1f}  "
             f"{sum(one.cpu_seconds for one in own):5.1f}  {speed:10.0f}  {speed / base:8.2f}  "
-            f"{copies:6.2f}  {products:8.2f}  {own[0].ending}"
+            f"{_gain(turns, place, 'copy_rate'):6.2f}  {_gain(turns, place, 'products'):8.2f}  "
+            f"{own[0].ending:<8}  {' '.join(f'{one:.2f}' for one in by_turn)}"
         )
     return "\n".join(lines)
 
 
-def _seconds(own: list[Figures]) -> float:
-    return max(one.seconds for one in own)
-
-
 def _speed(own: list[Figures]) -> float:
-    return own[0].subproblems / max(_seconds(own), 1e-9)
+    return min(one.speed for one in own)
+
+
+def _gain(turns: Sequence[Sequence[list[Figures]]], place: int, name: str) -> float:
+    """The ranks' sum of a rate in its best turn, against that of the first number of ranks."""
+    best = [max(sum(getattr(one, name) for one in turn[at]) for turn in turns) for at in (place, 0)]
+    return float(best[0] / max(best[1], 1e-9))
 
 
 def _products_per_second() -> float:
@@ -128,16 +155,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every number of ranks; exit code 1 if one of them fails."""
     parser = arguments_of()
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each number of ranks")
     options = parser.parse_args(arguments)
+    options.ranks = tuple(options.ranks)  # a case is remembered by its options
     try:
         with RankProcesses() as processes:
-            found = [processes.run(measure, size, options) for size in options.ranks]
+            turns = [
+                [processes.run(measure, size, options) for size in options.ranks]
+                for _ in range(options.repeats)
+            ]
     except RuntimeError as error:
         print(f"bench_ranks: error: {error}", file=sys.stderr)
         return 1
-    print(table(found))
+    print(table(turns))
     if options.json is not None:
-        rows = [[vars(one) for one in own] for own in found]
+        rows = [[[vars(one) for one in own] for own in turn] for turn in turns]
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return 0
 

@@ -25,24 +25,19 @@ class ParameterGroup:
         tensors: leaves that require a gradient; updated in place.
         rate: first step size, in the tensors' unit.
         low, high: each element is projected to ``[low, high]`` after the step; None = no limit.
-        limits: tensors ``(low, high)`` of each tensor's shape instead, one pair for each of
-            `tensors`; None = the group's own limits serve.
     """
 
     tensors: Sequence[Tensor]
     rate: float
     low: float | None
     high: float | None
-    limits: Sequence[tuple[Tensor, Tensor] | None] | None = None
 
     def project(self) -> None:
         """Move every element to the nearest value within its limits, in place."""
-        for place, tensor in enumerate(self.tensors):
-            own = None if self.limits is None else self.limits[place]
-            if own is not None:
-                tensor.clamp_(*own)
-            elif self.low is not None or self.high is not None:
-                tensor.clamp_(self.low, self.high)
+        if self.low is None and self.high is None:
+            return
+        for tensor in self.tensors:
+            tensor.clamp_(self.low, self.high)
 
 
 class ProjectedAdam:

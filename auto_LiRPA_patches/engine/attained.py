@@ -10,7 +10,7 @@ graph and little else kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -35,40 +35,44 @@ def corner(coeffs: Tensor, box: Interval) -> Tensor:
 
 
 def attained_values(
-    graph: Graph, point: Tensor, taken: Mapping[int, TakenLines]
-) -> dict[int, Tensor]:
+    graph: Graph,
+    point: Tensor,
+    taken: Mapping[int, TakenLines],
+    visit: Callable[[int, Tensor], None],
+) -> None:
     """The inputs of the activations where the bounds are attained.
 
     Args:
         graph: a network; relaxed nodes that are not in `taken` count with their true value.
         point: ``[S, B, *input_shape]``, of `corner`.
         taken: per activation that the backward pass met, the lines it took.
-
-    Returns:
-        Per activation in `taken`, ``[S, B, F]`` at its relaxed features. No gradient.
+        visit: called with each activation of `taken`, from the input upwards, and the values
+            ``[S, B, F]`` at its relaxed features; its lines are not needed afterwards. No gradient.
     """
     rows = point.shape[:2]
-    needed = _below(graph, taken)
+    needed, activations = _below(graph, taken), frozenset(taken)
     graph.weights.expect(graph.handles(sorted(needed)))
-    order = sorted((needed | set(taken)) - {0})
+    order = sorted((needed | activations) - {0})
     last_use = {source: index for index in order for source in graph.nodes[index].inputs}
     values = {0: point.flatten(0, 1)}
-    found = {}
     with torch.no_grad(), counted_as(MemoryKind.COEFFICIENTS):
         for index in order:
             node = graph.nodes[index]
-            if index in taken:
+            if index in activations:
                 own = values[node.inputs[0]].reshape(*rows, -1)
-                found[index] = taken[index].lines.features(own)
+                step = taken[index]
                 if index in needed:
-                    values[index] = taken[index].value(own).view(-1, *node.shape)
+                    values[index] = step.value(own).view(-1, *node.shape)
+                own = step.lines.features(own)
+                del step
+                visit(index, own)
+                del own
             elif node.operator is not None:
                 sources = (values[source] for source in node.inputs)
                 values[index] = node.operator.forward(graph.weights, *sources)
             for source in set(node.inputs):
                 if last_use[source] == index:
                     del values[source]
-    return found
 
 
 def _below(graph: Graph, taken: Mapping[int, TakenLines]) -> set[int]:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.descent import optimize_subproblems
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.rows import Chunking, NeuronRows
 from auto_LiRPA_patches.engine.schedule import elements_to_bound, put, sides
-from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems, optimize_subproblems
+from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems
 from auto_LiRPA_patches.operators.interval import Interval
 
 

@@ -33,6 +33,22 @@ class ReluRelaxation(Relaxation):
     open_mask: Tensor | None
     closed_slope: Tensor | None
 
+    def select(self, index: Tensor) -> ReluRelaxation:
+        """The same over the boxes ``index [b]``."""
+
+        def chosen(tensor: Tensor | None, dim: int = 1) -> Tensor | None:
+            return None if tensor is None else tensor.index_select(dim, index)
+
+        return replace(
+            self,
+            pass_through=chosen(self.pass_through, 0),
+            slope=self.slope.index_select(1, index),
+            intercept=self.intercept.index_select(1, index),
+            default_slope=self.default_slope.index_select(1, index),
+            open_mask=chosen(self.open_mask),
+            closed_slope=chosen(self.closed_slope),
+        )
+
 
 @dataclass(frozen=True)
 class Relu(Activation):
@@ -100,24 +116,20 @@ class Relu(Activation):
             lower_slope = torch.addcmul(own.closed_slope, alpha[0], own.open_mask)
         return Lines(own.index, own.pass_through, lower_slope, None, own.slope, own.intercept)
 
-    def settle(
-        self, relaxation: Relaxation, alpha: Tensor
-    ) -> tuple[ReluRelaxation, Tensor, tuple[Tensor, Tensor] | None]:
+    def settle(self, relaxation: Relaxation, alpha: Tensor) -> ReluRelaxation:
         """Write the exact slopes of stable neurons into α, so that no step mixes them in again.
 
         Args:
-            alpha: ``[1, S, B, F]``.
+            alpha: ``[1, S, B, F]``, changed in place. That of a stable neuron must stay as it is
+                from here on: only then do the lines bound the function.
 
         Returns:
-            The relaxation that takes α as it is; α with exact slopes; and the limits ``[1, B, F]``
-            between which α must stay for the lines to bound the function, None for [0, 1].
+            The relaxation that takes α as it is, without slopes of its own.
         """
         own = self._own(relaxation)
-        if own.open_mask is None or own.closed_slope is None:
-            return own, alpha, None
-        low, high = own.closed_slope, own.closed_slope + own.open_mask
-        settled = replace(own, open_mask=None, closed_slope=None)
-        return settled, alpha.clamp(low, high), (low, high)
+        if own.open_mask is not None and own.closed_slope is not None:
+            alpha.clamp_(own.closed_slope, own.closed_slope + own.open_mask)
+        return replace(own, default_slope=own.slope, open_mask=None, closed_slope=None)
 
     def _default_slope(self, lower: Tensor, upper: Tensor, chord: Tensor) -> Tensor:
         if self.lower_slope == "same-slope":

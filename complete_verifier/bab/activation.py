@@ -78,6 +78,7 @@ class _Tree:
             self.clauses,
             context.bounds,
             in_tiles=settings.synchronous,
+            tile_size=settings.tile_size,
             inner=settings.inner,
             partners=context.partners,
         )
@@ -91,7 +92,7 @@ class _Tree:
         self.own = Tally()
         every = self.bounding.undivided()
         self.stand_in = every.select(torch.arange(1))
-        self.branches = _Branches(every.select(torch.arange(0)), None)
+        self.branches = self.no_branches = _Branches(every.select(torch.arange(0)), None)
         partners = self.partners.pool
         self.pool.add(every.select(torch.arange(every.count)[partners.rank :: partners.size]))
         self.total = self._count(None)
@@ -123,11 +124,11 @@ class _Tree:
         )
         rounds = self.own.rounds
         self.own = replace(self.own, rounds=rounds + 1, taken=batch.count)
-        self.branches = _Branches(batch.select(torch.arange(0)), None)
         failure = partners.attempt(lambda: self._cut_leaves(batch))
         levels, most = self._agree_on_splits(self.branches)
         if failure is None and self.own.counterexample is None and most:
             failure = partners.attempt(lambda: self._work(self.branches, levels, most, rounds))
+        self.branches = self.no_branches  # not to be held beside the next batch
         return failure
 
     def _cut_leaves(self, batch: DomainBatch) -> None:
@@ -205,21 +206,30 @@ class _Tree:
         return self._expand_by(-(-batch.count // 2), batch, is_open, now)
 
     def _expand_at_once(self, batch: DomainBatch, is_open: Tensor, now: _Round) -> bool:
-        scores, points = look(self.bounding, batch, is_open)
-        found = self.attack.look(points, now.number, may_move=now.leads)
-        if found is not None:
-            self.own = replace(self.own, counterexample=found)
-        if self._agreed(found is not None):
+        children = self._children(batch, is_open, now)
+        if children is None:
             return True
-        children = self._split(batch, scores, now.levels)
         children = self.bounding.optimize(
-            children, self.settings.own_beta, stop_early=not self.settings.synchronous
+            children,
+            self.settings.own_beta,
+            stop_early=not self.settings.synchronous,
+            in_place=True,
         )
         if now.real < batch.count:
             children = children.select(torch.arange(children.count) % batch.count < now.real)
         self.pool.add(children.select(~(children.margin > 0)))
         self.own = replace(self.own, visited=self.own.visited + children.count)
         return False
+
+    def _children(self, batch: DomainBatch, is_open: Tensor, now: _Round) -> DomainBatch | None:
+        """Split each subproblem; None where a counterexample ends the round."""
+        scores, points = look(self.bounding, batch, is_open)
+        found = self.attack.look(points, now.number, may_move=now.leads)
+        if found is not None:
+            self.own = replace(self.own, counterexample=found)
+        if self._agreed(found is not None):
+            return None
+        return self._split(batch, scores, now.levels)
 
     def _filled_up(self, batch: DomainBatch, count: int) -> tuple[DomainBatch, Tensor]:
         """`count` subproblems with their open features: the last, or a stand-in, repeated."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,12 +10,9 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.chunks import row_elements
+from auto_LiRPA_patches.engine.descent import optimize_subproblems
 from auto_LiRPA_patches.engine.options import BoundOptions
-from auto_LiRPA_patches.engine.subproblems import (
-    BetaOptions,
-    Subproblems,
-    optimize_subproblems,
-)
+from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems
 from complete_verifier.bab.cuts import Cuts
 from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
@@ -26,8 +22,7 @@ from complete_verifier.bab.partners import Partners
 from complete_verifier.bounds.root import Root
 from complete_verifier.bounds.rounding import allowance_of
 
-# Tiles of subproblems where bits must not depend on the batch: products of so many rows or more.
-_TILE = 128
+# Most memory for a tile of subproblems where bits must not depend on the batch.
 _TILE_BYTES = 1 << 28
 
 # Coefficients, their gradients, α with two moments and a best copy, and lines, per element.
@@ -63,6 +58,15 @@ class OpenClauses:
         return OpenClauses(chosen, full[chosen], torch.from_numpy(limits).to(full.device))
 
 
+@dataclass(frozen=True)
+class _Work:
+    """How one batch is optimised; see `Bounding.optimize`."""
+
+    options: BetaOptions
+    stop_early: bool
+    in_place: bool
+
+
 class Bounding:
     """Bounds subproblems with α and β in batches that fit into memory.
 
@@ -78,6 +82,7 @@ class Bounding:
         options: BoundOptions,
         *,
         in_tiles: bool = False,
+        tile_size: int = 128,
         inner: BetaOptions | None = None,
         partners: Partners | None = None,
     ) -> None:
@@ -85,6 +90,8 @@ class Bounding:
 
         Args:
             options: memory and clock.
+            tile_size: subproblems of a tile, fewer where a network is so large that the memory for
+                one would not hold them.
             inner: how inner neurons are bounded anew in every subproblem; None = they are not.
             partners: where they compute in step, all bound equally many subproblems in one call,
                 and optimise until none has an open row; None = nobody else.
@@ -94,6 +101,7 @@ class Bounding:
         self.clauses = clauses
         self.options = options
         self.in_tiles = in_tiles
+        self.tile_size = tile_size
         self.partners = Partners.alone() if partners is None else partners
         self.inner: InnerBounding | None = None
         if inner is not None and root.inner:
@@ -216,15 +224,24 @@ class Bounding:
         return margins.nan_to_num(nan=-torch.inf, posinf=-torch.inf).amax(dim=0)
 
     def optimize(
-        self, batch: DomainBatch, options: BetaOptions, *, stop_early: bool
+        self,
+        batch: DomainBatch,
+        options: BetaOptions,
+        *,
+        stop_early: bool,
+        in_place: bool = False,
     ) -> DomainBatch:
         """Optimise α and β of a batch; returns it with margins, slopes and multipliers renewed.
 
         A subproblem's margin never falls below the one it came with (its parent's).
+
+        Args:
+            in_place: the slopes of `batch` may be overwritten.
         """
-        parts = [self._optimize_part(part, options, stop_early) for part in self.parts(batch)]
+        work = _Work(options, stop_early, in_place)
+        parts = [self._optimize_part(part, work) for part in self.parts(batch)]
         found = DomainBatch.concatenate(parts)
-        return found if found.count == batch.count else found.select(torch.arange(batch.count))
+        return found if found.count == batch.count else found.first(batch.count)
 
     def evaluate(self, batch: DomainBatch) -> Tensor:
         """Margins ``[B]`` by one backward pass with the α and β the subproblems came with."""
@@ -242,29 +259,27 @@ class Bounding:
         callers drop what exceeds the batch.
         """
         size = self.part_size()
-        count = math.ceil(batch.count / size) * size if self.in_tiles else batch.count
-        if count == batch.count <= size:
-            return [batch]
-        index = torch.arange(count).clamp(max=batch.count - 1)
-        return [batch.select(chunk) for chunk in index.split(size)]
+        parts = list(batch.split(size)) if batch.count > size else [batch]
+        if self.in_tiles and parts[-1].count < size:
+            index = torch.arange(size).clamp(max=parts[-1].count - 1)
+            parts[-1] = parts[-1].select(index)
+        return parts
 
     def part_size(self) -> int:
         """Subproblems bounded at a time: as many as fit into the memory limit, or a tile's."""
         per_row = 4 * _COPIES * row_elements(self.root.graph, self.root.graph.output)
         per_subproblem = per_row * int(self.clauses.index.shape[1])
         if self.in_tiles:
-            return max(2, min(_TILE, _TILE_BYTES // per_subproblem))
+            return max(2, min(self.tile_size, _TILE_BYTES // per_subproblem))
         limit = self.options.memory_bytes
         return 1 << 20 if limit is None else max(1, limit // per_subproblem)
 
-    def _optimize_part(
-        self, batch: DomainBatch, options: BetaOptions, stop_early: bool
-    ) -> DomainBatch:
-        signs = self.signs(batch)
-        problem = self.subproblems(batch, signs)
+    def _optimize_part(self, batch: DomainBatch, work: _Work) -> DomainBatch:
+        # Nobody else holds them, so that what the optimiser is done with is freed.
+        problems = [self.subproblems(batch, self.signs(batch))]
         if self.inner is not None:
-            problem = self.inner.tighten(problem)
-            ranges = self.features.own_bounds(problem.bounds)
+            problems = [self.inner.tighten(problems.pop())]
+            ranges = self.features.own_bounds(problems[0].bounds)
             batch = replace(batch, ranges=ranges.to(batch.ranges.device))
         thresholds = self.thresholds(batch)
         in_step, unfinished = self.partners.in_step, True
@@ -272,7 +287,7 @@ class Bounding:
         def open_rows(lower: Tensor) -> Tensor:
             nonlocal unfinished
             proven = (lower.double() > thresholds).any(dim=0)
-            if in_step and stop_early:
+            if in_step and work.stop_early:
                 unfinished = not bool(proven.all())
             return (~proven).expand_as(lower)
 
@@ -280,23 +295,25 @@ class Bounding:
             """Whether to end: the clock's answer is that of all ranks already."""
             if self.options.out_of_time(ahead_seconds):
                 return True
-            return in_step and stop_early and self.partners.weights.agree_all(not unfinished)
+            return in_step and work.stop_early and self.partners.weights.agree_all(not unfinished)
 
         best = optimize_subproblems(
-            problem, options, open_rows, over, stop_early=stop_early and not in_step
+            problems.pop(),
+            work.options,
+            open_rows,
+            over,
+            stop_early=work.stop_early and not in_step,
+            in_place=work.in_place,
         )
         betas = collect(self.features, batch, best.betas)
         rounding = self._beta_rounding(batch, betas).to(best.lower.device)
         margin = self.margin(batch, best.lower.double() - rounding).cpu()
         margin = torch.maximum(margin, batch.margin)
-        like = batch.alphas
+        found = replace(batch, margin=margin, betas=betas)
+        if work.in_place and self.features.views_alphas and batch.alphas.device == rounding.device:
+            return found  # they have been written into
         alphas = self.features.join_alphas(best.alphas)
-        return replace(
-            batch,
-            margin=margin,
-            alphas=alphas.transpose(0, 1).to(like.device),
-            betas=betas,
-        )
+        return replace(found, alphas=alphas.transpose(0, 1).to(batch.alphas.device))
 
     def _beta_rounding(self, batch: DomainBatch, betas: Tensor) -> Tensor:
         """How far rounding of ``β z`` may have moved each bound, ``[S, B]`` float64.

@@ -42,6 +42,7 @@ class BabSettings:
         synchronous: `bab.force_synchronous`: the same work with the same bits, whatever else runs.
             The batch stays as it is and is taken in the order of bounds, no optimisation ends
             early or drops subproblems, and products are made in tiles.
+        tile_size: subproblems of such a tile, `bab.tile_size`; bits depend on it.
         threshold: margin a proof must exceed.
         seed: of `method: random`.
     """
@@ -60,6 +61,7 @@ class BabSettings:
     candidates: int = 3
     reduceop: str = "min"
     synchronous: bool = False
+    tile_size: int = 128
     threshold: float = 0.0
     seed: int = 100
 

@@ -46,6 +46,10 @@ class DomainBatch:
         """The subproblems at ``index`` (positions or a mask)."""
         return DomainBatch(*(getattr(self, name)[index] for name in _FIELDS))
 
+    def first(self, count: int) -> DomainBatch:
+        """A view of the first so many."""
+        return DomainBatch(*(tensor[:count] for tensor in self.tensors))
+
     def split(self, size: int) -> list[DomainBatch]:
         """Views of `size` subproblems each, the last of what is left; of none, one of none."""
         pieces = zip(*(tensor.split(size) for tensor in self.tensors), strict=True)

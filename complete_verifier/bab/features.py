@@ -163,6 +163,11 @@ class Features:
         """Whether any activation is split at points other than its kink."""
         return any(span.kink is None for span in self.spans)
 
+    @property
+    def views_alphas(self) -> bool:
+        """Whether all that `split_alphas` gives are views of the table."""
+        return all(span.kinds == 1 for span in self.spans)
+
     def split_alphas(self, table: Tensor) -> dict[int, Tensor]:
         """``[..., A]``, the α of all activations, as one ``[K, ..., F]`` per activation."""
         parts = {}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from auto_LiRPA_patches.engine.relaxations import Relaxations
+from auto_LiRPA_patches.engine.subproblems import Subproblems, relu_like
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.branching import Scores, score
 from complete_verifier.bab.domain_batch import DomainBatch
@@ -30,8 +34,7 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
     points = []
     box = bounding.root.box
     for part in bounding.parts(batch):
-        problem = bounding.subproblems(part, bounding.signs(part))
-        state = problem.relaxations()
+        problem, state = _ready(bounding.subproblems(part, bounding.signs(part)))
         lower, seen, values = problem.attained(state)
         margins = lower.double() - bounding.thresholds(part)
         row = margins.nan_to_num(nan=-torch.inf).argmax(dim=0)
@@ -69,6 +72,14 @@ def look(bounding: Bounding, batch: DomainBatch, is_open: Tensor) -> tuple[Score
     )
     stacked = torch.cat(points)[:count] if points else box.lower.flatten(1)[:0]
     return scores, stacked.cpu().numpy()
+
+
+def _ready(problem: Subproblems) -> tuple[Subproblems, Relaxations]:
+    """With no more than a backward pass needs."""
+    if not relu_like(problem.graph):
+        return problem, problem.relaxations()
+    own = {index: alpha.clone() for index, alpha in problem.alphas.items()}
+    return replace(problem.packed(), alphas=own).settled()
 
 
 def _at(table: Tensor, row: Tensor) -> Tensor:

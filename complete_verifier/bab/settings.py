@@ -52,6 +52,7 @@ def bab_settings(config: Config) -> BabSettings:
         candidates=max(1, int(branching.candidates)),
         reduceop=reduceop if reduceop in ("min", "max", "mean") else "max",
         synchronous=bab.force_synchronous,
+        tile_size=bab.tile_size,
         threshold=float(bab.decision_thresh),
         seed=config.general.seed,
     )

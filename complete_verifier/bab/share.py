@@ -7,7 +7,7 @@ each rank takes from its own pool, and pools are only evened out where ranks wou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -76,13 +76,31 @@ def _even_out(
     """Hand subproblems over until each rank holds as many as in `after`; None = they stay."""
     if after is None:
         return
+    _hand_over(partners, pool, transfers(waiting, after), pool.take_spread)
+
+
+def _hand_over(
+    partners: Partners,
+    pool: Pool[Batch],
+    table: Sequence[Sequence[int]],
+    take: Callable[[int], Batch],
+) -> bool:
+    """Move subproblems between pools. A collective.
+
+    Args:
+        table: how many each rank hands to each.
+        take: takes so many out of this rank's pool.
+
+    Returns:
+        Whether they were moved: nothing is sent where a rank has no memory for it.
+    """
     before = len(pool), pool.fingerprint
-    table = transfers(waiting, after)
     if partners.pool.agree_any(_lacks_room(pool, sum(row[partners.pool.rank] for row in table))):
-        return  # nothing is sent to a rank that has no memory for it
-    excess = pool.take_spread(sum(table[partners.pool.rank]))
+        return False
+    excess = take(sum(table[partners.pool.rank]))
     pool.add(exchange(partners.pool, excess, table))
     check_conserved(partners.pool, before, (len(pool), pool.fingerprint))
+    return True
 
 
 def _lacks_room(pool: Pool[Batch], count: int) -> bool:
@@ -137,24 +155,18 @@ def next_blocks(
 def _first_of_all(
     partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int]
 ) -> tuple[Batch, list[int]]:
-    """The first of all pools, handed over by ranks that have too many; and what waits then."""
-    before = len(pool), pool.fingerprint
+    """The first of all pools, handed over by ranks that have too many; and what waits then.
+
+    They go through the pools: what is handed over comes before all that stays behind.
+    """
     owner, keys = _offers(partners, pool, size, waiting)
     first = owner[_in_order(keys)[:size]]
     counts = [int(count) for count in np.bincount(first, minlength=len(waiting))]
     left = [own - taken for own, taken in zip(waiting, counts, strict=True)]
     wanted = even(sum(counts), len(counts))
-    batch = pool.take(counts[partners.pool.rank])
-    if counts == wanted:
-        return batch, left
-    table = transfers(counts, wanted)
-    kept = batch.count - sum(table[partners.pool.rank])
-    places = torch.arange(batch.count)
-    received = exchange(partners.pool, batch.select(places[kept:]), table)
-    batch = batch.select(places[:kept]).joined(received)
-    held = len(pool) + batch.count, pool.fingerprint + batch.fingerprint
-    check_conserved(partners.pool, before, held)
-    return batch, left
+    if counts != wanted and _hand_over(partners, pool, transfers(counts, wanted), pool.take):
+        counts = wanted
+    return pool.take(counts[partners.pool.rank]), left
 
 
 def _offers(

@@ -153,6 +153,12 @@ class BabConfig(Section):
     force_synchronous: bool = option(
         False, "--force_synchronous", "Same work and same bits at every world size."
     )
+    tile_size: int = option(
+        128,
+        "--tile_size",
+        "Subproblems bounded at a time under force_synchronous; fewer take less memory.",
+        at_least=2,
+    )
     cut: CutConfig = field(default_factory=CutConfig)
     clip_n_verify: ClipNVerifyConfig = field(default_factory=ClipNVerifyConfig)
     branching: BranchingConfig = field(default_factory=BranchingConfig)

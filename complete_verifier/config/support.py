@@ -230,6 +230,7 @@ SUPPORT: Mapping[str, Support] = {
     "bab.tree_traversal": _DONE,
     "bab.hugetensor_allocator": _ignored(_LESS_MEMORY_ONLY),
     "bab.force_synchronous": _DONE,
+    "bab.tile_size": _DONE,
     "bab.cut.": _ignored(_NO_CUTS),
     "bab.clip_n_verify.": _ignored(_NO_CLIPPING),
     "bab.branching.": _ignored(_OWN_BRANCHING),

@@ -23,6 +23,9 @@ class RunFailedError(RuntimeError):
     """A run ended with an error; the message holds its last lines."""
 
 
+CONFIGS = ROOT / "exp_configs" / "fsdp"
+
+
 @dataclass(frozen=True)
 class Setting:
     """How the runs of an experiment are made.
@@ -89,7 +92,7 @@ def verify(setting: Setting, config: str, ranks: int, *flags: str) -> dict[str, 
     if setting.resume and (record := _finished(out)) is not None:
         return record
     arguments = [str(ROOT / "abcrown.py"), "--config"]
-    arguments += [str(ROOT / "exp_configs" / "fsdp" / f"{config}.yaml"), "--measure_memory"]
+    arguments += [str(CONFIGS / f"{config}.yaml"), "--measure_memory"]
     arguments += ["--result_json", str(out), "--results_file", str(out.with_suffix(".txt"))]
     arguments += ["--device", setting.device, *flags]
     _start(setting, ranks, arguments)

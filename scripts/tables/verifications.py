@@ -57,7 +57,7 @@ BARS = Bars("peak, MB per rank", ("paper peak MB", "peak MB"))
 
 
 # Subproblems alone are shared.
-DOMAINS = ("--fsdp", "false", "--shard_domains", "true")
+DOMAINS = ("--fsdp", "false", "--shard_specs", "true", "--shard_domains", "true")
 
 
 def equal_work(setting: Setting, worlds: Sequence[int]) -> dict[int, dict[str, Any]]:

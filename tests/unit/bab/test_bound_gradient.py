@@ -11,16 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auto_LiRPA_patches.engine.descent import _by_autograd, _in_closed_form, optimize_subproblems
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.schedule import crown_relaxations
-from auto_LiRPA_patches.engine.subproblems import (
-    BetaOptions,
-    Subproblems,
-    _by_autograd,
-    _in_closed_form,
-    optimize_subproblems,
-)
+from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems
 from auto_LiRPA_patches.operators.interval import Interval
 from tests.unit.engine import nets
 

@@ -14,12 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auto_LiRPA_patches.engine.descent import optimize_subproblems
 from auto_LiRPA_patches.engine.options import BoundOptions, never
-from auto_LiRPA_patches.engine.subproblems import (
-    BetaOptions,
-    Subproblems,
-    optimize_subproblems,
-)
+from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems
 from auto_LiRPA_patches.operators.activation import Activation
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.cuts import Cuts

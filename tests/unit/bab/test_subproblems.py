@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from auto_LiRPA_patches.engine.descent import optimize_subproblems
 from auto_LiRPA_patches.engine.options import BoundOptions, never
 from auto_LiRPA_patches.engine.schedule import crown_relaxations
-from auto_LiRPA_patches.engine.subproblems import (
-    BetaOptions,
-    Subproblems,
-    optimize_subproblems,
-)
+from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems
 from auto_LiRPA_patches.operators.interval import Interval
 from tests.unit.engine import nets
 

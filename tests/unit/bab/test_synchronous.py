@@ -14,6 +14,7 @@ import torch
 
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
+from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.bounding import Bounding, OpenClauses
@@ -77,14 +78,21 @@ def _children(bounding: Bounding, count: int) -> DomainBatch:
     return batch
 
 
-def _bounding(root: Root, *, in_tiles: bool) -> Bounding:
-    clauses = OpenClauses.of(root, 0.0)
-    return Bounding(root, Features.of(root), clauses, BoundOptions(), in_tiles=in_tiles)
+def _bounding(root: Root, *, in_tiles: bool, tile_size: int = 128) -> Bounding:
+    return Bounding(
+        root,
+        Features.of(root),
+        OpenClauses.of(root, 0.0),
+        BoundOptions(),
+        in_tiles=in_tiles,
+        tile_size=tile_size,
+    )
 
 
-def test_a_subproblem_has_the_same_bits_alone_and_among_others() -> None:
+@pytest.mark.parametrize("tile_size", [16, 128])
+def test_a_subproblem_has_the_same_bits_alone_and_among_others(tile_size: int) -> None:
     _, _, root = _wide()
-    bounding = _bounding(root, in_tiles=True)
+    bounding = _bounding(root, in_tiles=True, tile_size=tile_size)
     batch = _children(bounding, 150)
     together = bounding.optimize(batch, replace(BETA, prune_ratio=None), stop_early=False)
     for chosen in ([149], [3, 77], list(range(140, 20, -1))):
@@ -96,6 +104,39 @@ def test_a_subproblem_has_the_same_bits_alone_and_among_others() -> None:
         assert torch.equal(alone.alphas, together.alphas[index])
         assert torch.equal(alone.betas, together.betas[index])
         assert torch.equal(bounding.evaluate(batch.select(index)), bounding.evaluate(batch)[index])
+
+
+def test_slopes_may_be_optimised_where_they_are() -> None:
+    """The same bits in the memory of the batch, which otherwise stays as it was."""
+    _, _, root = _wide()
+    bounding = _bounding(root, in_tiles=True, tile_size=16)
+    batch, beta = _children(bounding, 40), replace(BETA, prune_ratio=None)
+    before = batch.alphas.clone()
+    found = bounding.optimize(batch, beta, stop_early=False)
+    assert torch.equal(batch.alphas, before) and not torch.equal(found.alphas, before)
+    own = batch.select(torch.arange(40))
+    again = bounding.optimize(own, beta, stop_early=False, in_place=True)
+    assert torch.equal(again.alphas, found.alphas)
+    assert torch.equal(again.margin, found.margin)
+    assert torch.equal(own.alphas[:32], found.alphas[:32])  # whole tiles are views of the batch
+
+
+def test_a_tile_takes_the_memory_of_a_few_tables() -> None:
+    """In tables ``[128, T]``: what is returned, α, best α, two moments, two lines, and per pass the
+    coefficients with the line each took. Bounds kept beside the lines would be two more, the lines
+    of the pass before three.
+    """
+    _, _, root = _wide()
+    tables = {}
+    for tile_size in (32, 128):
+        bounding = _bounding(root, in_tiles=True, tile_size=tile_size)
+        batch = _children(bounding, 128)
+        batch = batch.select(torch.arange(128))  # with memory of its own
+        with MemoryMeter() as meter:
+            bounding.optimize(batch, replace(BETA, prune_ratio=None), stop_early=False)
+        tables[tile_size] = meter.peak_bytes / (4 * bounding.features.total * 128)
+    assert tables[128] < 15.5
+    assert tables[32] < 6.5
 
 
 def test_without_tiles_the_bits_do_depend_on_the_batch() -> None:

@@ -32,6 +32,7 @@ NEW_KEYS = {
     "parallel.fsdp_prefetch": (True, "--fsdp_prefetch"),
     "parallel.fsdp_shared_memory": (True, "--fsdp_shared_memory"),
     "bab.force_synchronous": (False, "--force_synchronous"),
+    "bab.tile_size": (128, "--tile_size"),
     "general.result_json": (None, "--result_json"),
     "general.measure_memory": (False, "--measure_memory"),
 }
