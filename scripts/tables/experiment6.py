@@ -48,7 +48,8 @@ def run(setting: Setting) -> Table:
         notes=(
             "fsdp shares weights: every rank works on all subproblems, so little is saved on small "
             "networks. Rows called domains share subproblems and the root's rows (shard_domains, "
-            "shard_specs) and hold the weights whole; all shards is fsdp without prefetch, shard_specs and shard_domains.",
+            "shard_specs) and hold the weights whole; all shards is fsdp without prefetch, "
+            "shard_specs and shard_domains.",
             *notes,
             "Counts depend on heuristics: they must agree between numbers of ranks, not with the "
             "paper's.",
