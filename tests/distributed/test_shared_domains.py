@@ -371,13 +371,19 @@ def test_counts_that_are_not_summed_prove_nothing(rank_pool: RankPool) -> None:
         on_ranks(rank_pool, deaf, 2, module, where, SETTINGS, WHOLE)
 
 
-def fail_on_rank_1(ranks: Ranks, error: Exception, *arguments: Any) -> Any:
-    """What a rank comes to when rank 1 fails the fourth time it bounds subproblems."""
+def fail_on_rank_1(ranks: Ranks, error: Exception, late: bool, *arguments: Any) -> Any:
+    """What a rank comes to when rank 1 fails the fourth time it bounds subproblems.
+
+    Args:
+        late: only when these are bounded, so that their slopes are overwritten already.
+    """
     optimize, calls = activation.Bounding.optimize, []
 
     def failing(self: Any, *given: Any, **named: Any) -> Any:
         calls.append(1)
         if ranks.data.rank == 1 and len(calls) == 4:
+            if late:
+                optimize(self, *given, **named)
             raise error
         return optimize(self, *given, **named)
 
@@ -393,7 +399,7 @@ def fail_on_rank_1(ranks: Ranks, error: Exception, *arguments: Any) -> Any:
 def test_a_failure_on_one_rank_of_three_is_known_to_all(rank_pool: RankPool) -> None:
     module, where = wide()
     arguments = (module, where, SYNCHRONOUS, WHOLE)
-    said = on_ranks(rank_pool, fail_on_rank_1, 3, TypeError("planted"), *arguments)
+    said = on_ranks(rank_pool, fail_on_rank_1, 3, TypeError("planted"), False, *arguments)
     expected = "branch and bound failed on rank 1: internal error: TypeError: planted"
     assert said == [expected] * 3
 
@@ -403,9 +409,36 @@ def test_too_little_memory_on_one_rank_of_three_changes_nothing_else(rank_pool: 
     module, where = wide()
     alone, *_ = alone_on(module, where, SYNCHRONOUS, WHOLE)
     arguments = (module, where, SYNCHRONOUS, WHOLE)
-    for error in (
-        MemoryError("planted"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    for error, late in (
+        (MemoryError("planted"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), False),
     ):
-        found = on_ranks(rank_pool, fail_on_rank_1, 3, error, *arguments)
+        found = on_ranks(rank_pool, fail_on_rank_1, 3, error, late, *arguments)
         assert found == [alone] * 3
+
+
+def without_room_on_rank_1(ranks: Ranks, *arguments: Any) -> tuple[BabOutcome, int]:
+    """What a rank comes to, and how often rank 1 had no room for subproblems of others."""
+    lacks_room, refused = share._lacks_room, []
+
+    def lacking(pool: Any, count: int) -> bool:
+        if ranks.data.rank == 1 and count:
+            refused.append(count)
+            return True
+        return lacks_room(pool, count)
+
+    share._lacks_room = lacking
+    try:
+        return search(ranks, *arguments)[0], len(refused)
+    finally:
+        share._lacks_room = lacks_room
+
+
+def test_a_rank_without_room_gets_no_subproblems_and_changes_nothing_else(
+    rank_pool: RankPool,
+) -> None:
+    module, where = wide()
+    alone, *_ = alone_on(module, where, SYNCHRONOUS, WHOLE)
+    found = on_ranks(rank_pool, without_room_on_rank_1, 3, module, where, SYNCHRONOUS, WHOLE)
+    assert [outcome for outcome, _ in found] == [alone] * 3
+    assert sum(refused for _, refused in found) > 0
