@@ -10,7 +10,7 @@ _EFFICIENCY = 0.9
 # Memory is worth evening out beyond this times the average, and as many batches.
 _LOPSIDED = 1.25
 # Where work is even anyway: beyond this times the average, and as much of a batch.
-_HEAVY, _HEAVY_BATCH = 1.01, 0.03
+_HEAVY, _HEAVY_BATCH = 1.005, 0.01
 # Subproblems moved at a time: so many batches per rank at most.
 _MOST_BATCHES = 4
 

@@ -87,10 +87,17 @@ def score(
         below = active - slopes[span.activation] * value
         gap.append(own.clamp(min=0) * below - own.clamp(max=0) * above)
     closed = ~open_features
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        """Of all features; the parts are given up."""
+        table = features.joined(parts)
+        parts.clear()
+        return table
+
     return Scores(
-        features.joined(babsr).masked_fill(closed, -1.0),
-        features.joined(intercept).masked_fill(closed, -1.0),
-        features.joined(gap).clamp(min=0).nan_to_num(nan=0.0).masked_fill(closed, -1.0),
+        joined(babsr).masked_fill_(closed, -1.0),
+        joined(intercept).masked_fill_(closed, -1.0),
+        joined(gap).clamp_(min=0).nan_to_num_(nan=0.0).masked_fill_(closed, -1.0),
     )
 
 

@@ -12,7 +12,7 @@ from complete_verifier.bab.domain_batch import DomainBatch
 
 # A segment holds a power of two of slots: what is left unused of the last one stays small, and
 # taking a batch out touches few of them.
-_SEGMENT_BYTES = 1 << 20
+_SEGMENT_BYTES = 1 << 19
 _FEWEST, _MOST = 16, 1024
 _SPARE_DEPTH = 8
 

@@ -58,8 +58,8 @@ def test_pools_are_evened_out_where_a_rank_would_idle(
     [
         ([0, 0], None),
         ([1000, 1000, 1000], None),
-        ([1015, 1000, 985], None),  # a trifle
-        ([14, 0], None),  # a few subproblems: not worth a message
+        ([1007, 1000, 993], None),  # a trifle
+        ([5, 0], None),  # a few subproblems: not worth a message
         ([1200, 1000, 800], [1000, 1000, 1000]),
         ([10_000, 0], [8976, 1024]),  # a few batches at a time
     ],
