@@ -62,7 +62,7 @@ def rate(setting: Setting) -> Table:
     ]
     return Table(
         name="rate",
-        title="Branch and bound of mnist-net_256x6, batch 512, ten rounds, shard_domains",
+        title="Branch and bound of mnist-net_256x6, batch 512, ten rounds, subproblems shared",
         headings=("ranks", "subproblems", "subproblems per second", "times the first"),
         rows=tuple(rows),
         notes=("The rate can rise only while every rank has a core of its own.",),
