@@ -59,7 +59,7 @@ class ProjectedAdam:
         self._steps = 0
         with counted_as(MemoryKind.MULTIPLIERS):
             self._moments: dict[int, tuple[Tensor, ...]] = {
-                id(tensor): (torch.zeros_like(tensor), torch.zeros_like(tensor))
+                id(tensor): (_zeros(tensor), _zeros(tensor))
                 for group in groups
                 for tensor in group.tensors
             }
@@ -105,13 +105,16 @@ class ProjectedAdam:
         self._groups, self._moments = groups, moments
 
     def _step(self, moved: list[tuple[Tensor, Tensor]], rate: float, ascend: bool) -> None:
-        # One fused pass over each tensor instead of seven.
+        # One fused pass over each tensor instead of seven. It pairs elements by their place in
+        # memory, whatever the strides (torch 2.14, CPU): laid out otherwise than its tensor, a
+        # gradient would move other elements.
         tensors = [tensor for tensor, _ in moved]
+        laid_out = [tensor.contiguous() for tensor in tensors]
         moments = [self._moments[id(tensor)] for tensor in tensors]
         step = tensors[0].new_full((), float(self._steps), dtype=torch.float32)
         torch._fused_adam_(
-            tensors,
-            [gradient for _, gradient in moved],
+            laid_out,
+            [gradient.expand_as(tensor).contiguous() for tensor, gradient in moved],
             [first for first, _ in moments],
             [second for _, second in moments],
             [],
@@ -124,3 +127,10 @@ class ProjectedAdam:
             amsgrad=False,
             maximize=ascend,
         )
+        for tensor, own in zip(tensors, laid_out, strict=True):
+            if own is not tensor:
+                tensor.copy_(own)
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, memory_format=torch.contiguous_format)

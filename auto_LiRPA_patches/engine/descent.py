@@ -87,6 +87,7 @@ class _Descent:
     def __init__(self, batch: Subproblems, options: BetaOptions) -> None:
         self.options = options
         self.closed_form = relu_like(batch.graph)
+        self.widths = {index: int(sign.shape[1]) for index, sign in batch.signs.items()}
         if self.closed_form:
             batch = batch.packed()
         self.places = batch.places
@@ -130,7 +131,7 @@ class _Descent:
         found = dict(self.kept.betas)
         for index, places in self.places.items():
             own = found[index]
-            every = own.new_zeros(*own.shape[:2], self.kept.alphas[index].shape[-1])
+            every = own.new_zeros(*own.shape[:2], self.widths[index])
             found[index] = every.scatter_(2, places.expand_as(own), own)
         return found
 
@@ -259,7 +260,10 @@ def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:
 
     def leaf(tensor: Tensor) -> Tensor:
         chosen = tensor.detach()
-        chosen = chosen.clone() if index is None else chosen.index_select(-2, index)
+        if index is None:
+            chosen = chosen.clone(memory_format=torch.contiguous_format)
+        else:
+            chosen = chosen.index_select(-2, index)
         return chosen.requires_grad_(True)
 
     with counted_as(MemoryKind.MULTIPLIERS):

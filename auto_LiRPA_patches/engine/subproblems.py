@@ -174,8 +174,8 @@ class Subproblems:
     def settled(self) -> tuple[Subproblems, Relaxations]:
         """For ReLU alone: the relaxations, and the same subproblems without the bounds behind them.
 
-        The α of stable neurons are overwritten with their exact slopes, and must stay so for the
-        lines to bound the function. Beside α, lines are then all that is held of an activation.
+        The α of stable neurons are overwritten with their exact slopes, and must stay so for their
+        lines to be exact. Beside α, lines are then all that is held of an activation.
 
         Raises:
             TypeError: there is another activation.

@@ -34,7 +34,9 @@ class ReluRelaxation(Relaxation):
     closed_slope: Tensor | None
 
     def select(self, index: Tensor) -> ReluRelaxation:
-        """The same over the boxes ``index [b]``."""
+        """The same over the boxes ``index [b]``; one that holds for all boxes is returned as is."""
+        if self.slope.shape[1] == 1:
+            return self
 
         def chosen(tensor: Tensor | None, dim: int = 1) -> Tensor | None:
             return None if tensor is None else tensor.index_select(dim, index)
@@ -120,8 +122,8 @@ class Relu(Activation):
         """Write the exact slopes of stable neurons into α, so that no step mixes them in again.
 
         Args:
-            alpha: ``[1, S, B, F]``, changed in place. That of a stable neuron must stay as it is
-                from here on: only then do the lines bound the function.
+            alpha: ``[1, S, B, F]``, changed in place. Any in [0, 1] is sound; a stable neuron's
+                must stay as it is from here on for its line to be exact.
 
         Returns:
             The relaxation that takes α as it is, without slopes of its own.

@@ -42,7 +42,8 @@ class BabSettings:
         synchronous: `bab.force_synchronous`: the same work with the same bits, whatever else runs.
             The batch stays as it is and is taken in the order of bounds, no optimisation ends
             early or drops subproblems, and products are made in tiles.
-        tile_size: subproblems of such a tile, `bab.tile_size`; bits depend on it.
+        tile_size: subproblems of such a tile, `bab.tile_size`, rounded down to a multiple of 16;
+            bits depend on it.
         threshold: margin a proof must exceed.
         seed: of `method: random`.
     """

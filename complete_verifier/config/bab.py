@@ -156,8 +156,8 @@ class BabConfig(Section):
     tile_size: int = option(
         128,
         "--tile_size",
-        "Subproblems bounded at a time under force_synchronous; fewer take less memory.",
-        at_least=2,
+        "Subproblems bounded at a time under force_synchronous, a multiple of 16.",
+        at_least=16,
     )
     cut: CutConfig = field(default_factory=CutConfig)
     clip_n_verify: ClipNVerifyConfig = field(default_factory=ClipNVerifyConfig)

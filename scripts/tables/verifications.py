@@ -56,7 +56,7 @@ _ROUNDING = 1e-5  # what shard_specs may change without tiles, after 20 iteratio
 BARS = Bars("peak, MB per rank", ("paper peak MB", "peak MB"))
 
 
-# Subproblems alone are shared.
+# Subproblems are shared, and the rows of the bounds that come before them.
 DOMAINS = ("--fsdp", "false", "--shard_specs", "true", "--shard_domains", "true")
 
 

@@ -53,7 +53,9 @@ def _problem(name: str, *, boxes: int, sparse: bool) -> Subproblems:
             high.view(BATCH, *graph.nodes[source].shape),
         )
         signs[index] = sign
-        alphas[index] = 0.1 + 0.8 * torch.rand(1, ROWS, BATCH, len(columns)).double()
+        # As views of a table of subproblems, which is how branch and bound has them.
+        table = 0.1 + 0.8 * torch.rand(BATCH, ROWS, len(columns)).double()
+        alphas[index] = table.transpose(0, 1).unsqueeze(0)
         betas[index] = torch.rand(ROWS, BATCH, len(columns)).double()
     rows = torch.randn(ROWS, BATCH, *graph.output_shape).double()
     return Subproblems(graph, box, dict(state.features), rows, bounds, signs, alphas, betas)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from exact_minimum import affine_layers, minimum
+from torch import nn
 
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.engine.subproblems import BetaOptions
@@ -148,3 +149,46 @@ def test_the_answer_is_right_just_beside_the_true_minimum(beta: BetaOptions, cro
         where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], truth + gap))
         found = decide(network, where, settings, BoundSettings(alpha=alpha))
         assert found.ending is ending
+
+
+class _Branches(nn.Module):
+    """Two branches of ReLUs, so that an inner layer of one does not depend on the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 14), nn.Linear(6, 14)
+        self.above_first, self.above_second = nn.Linear(14, 10), nn.Linear(14, 10)
+        self.last = nn.Linear(10, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.relu(self.above_first(torch.relu(self.first(x))))
+        return self.last(first + torch.relu(self.above_second(torch.relu(self.second(x)))))
+
+
+def test_splits_on_a_branch_that_an_inner_layer_does_not_depend_on() -> None:
+    """They have multipliers there, and no slopes."""
+    network = network_of(_seeded(_Branches, 1), (6,))
+    root = verify_region(network, region([-1] * 6, [1] * 6, at_most([1.0, -1.0], 0.0)), BOUNDS).root
+    assert root is not None
+    relaxed = set(root.graph.relaxed)
+    assert any(relaxed - {rows.node} > set(rows.alphas) for rows in root.inner)
+    bounding = Bounding(
+        root, Features.of(root), OpenClauses.of(root, 0.0), BoundOptions(), inner=OPTIMISED
+    )
+    batch = bounding.optimize(_split(bounding, 4, 0), BetaOptions(iterations=2), stop_early=False)
+    points = torch.rand(20_000, 6) * 2 - 1
+    values = torch.cat([_values(root, points)[span.source] for span in bounding.features.spans], 1)
+    elements = [
+        span.index if span.index is not None else torch.arange(span.count)
+        for span in bounding.features.spans
+    ]
+    widths = [root.graph.nodes[span.source].shape[0] for span in bounding.features.spans]
+    starts = [sum(widths[:place]) for place in range(len(widths))]
+    own = values[:, torch.cat([e + s for e, s in zip(elements, starts, strict=True)])]
+    signs, met = bounding.signs(batch), 0
+    for number in range(COUNT):
+        inside = (own * signs[number] >= 0).all(dim=1)
+        low, high = batch.ranges[number]
+        assert bool((own[inside] >= low - 1e-5).all() and (own[inside] <= high + 1e-5).all())
+        met += int(inside.sum())
+    assert met > 50

@@ -106,6 +106,19 @@ def test_a_subproblem_has_the_same_bits_alone_and_among_others(tile_size: int) -
         assert torch.equal(bounding.evaluate(batch.select(index)), bounding.evaluate(batch)[index])
 
 
+@pytest.mark.parametrize(
+    ("asked", "got"), [(16, 16), (17, 16), (31, 16), (47, 32), (128, 128), (130, 128)]
+)
+def test_a_tile_has_a_height_at_which_rows_keep_their_bits(asked: int, got: int) -> None:
+    _, _, root = _wide()
+    bounding = _bounding(root, in_tiles=True, tile_size=asked)
+    assert bounding.part_size() == got
+    batch = _children(bounding, 50)
+    order = torch.arange(50).flip(0)
+    assert torch.equal(bounding.evaluate(batch.select(order)), bounding.evaluate(batch)[order])
+    assert bounding.evaluate(batch.select(torch.arange(0))).numel() == 0
+
+
 def test_slopes_may_be_optimised_where_they_are() -> None:
     """The same bits in the memory of the batch, which otherwise stays as it was."""
     _, _, root = _wide()
