@@ -50,8 +50,8 @@ def run(setting: Setting) -> Table:
             "networks. Rows called domains share subproblems and the root's rows (shard_domains, "
             "shard_specs) and hold the weights whole; all shards is fsdp without prefetch, "
             "shard_specs and shard_domains.",
-            "F is one copy of the weights and one tile's working set while branching; the peaks are "
-            "those of the whole run.",
+            "F is one copy of the weights and one tile's working set while branching; peaks are of "
+            "the whole run.",
             *notes,
             "Counts depend on heuristics: they must agree between numbers of ranks, not with the "
             "paper's.",
