@@ -114,7 +114,7 @@ class ProjectedAdam:
         step = tensors[0].new_full((), float(self._steps), dtype=torch.float32)
         torch._fused_adam_(
             laid_out,
-            [gradient.expand_as(tensor).contiguous() for tensor, gradient in moved],
+            [gradient.contiguous() for _, gradient in moved],
             [first for first, _ in moments],
             [second for _, second in moments],
             [],
