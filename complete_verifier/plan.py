@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.operators.base import Operator, Shape
+from auto_LiRPA_patches.operators.linear import Linear
 from auto_LiRPA_patches.operators.linear_tp import BoundLinearTPCol, BoundLinearTPRow
+from auto_LiRPA_patches.sharding.matrix_blocks import matrix_name
 from auto_LiRPA_patches.sharding.slices import Slices
 from auto_LiRPA_patches.sharding.weights import ParameterShare
 from complete_verifier.network_cache import NetworkCache
@@ -38,32 +40,46 @@ def plan_lines(session: Session, graph: Graph, onnx: str) -> list[str]:
         shape = node.shape if split is None else (split.total,)
         layout = "replicated" if split is None else "neurons over tp"
         lines.append(_line(node.name, _text(shape), layout, ""))
-        for share, whole, axis in _parameters(node.operator, split, shares):
-            size = f"{share.local_bytes:,}"
-            lines.append(_line(f"  {share.name}", _text(whole), f"{axis}{slices}", size))
+        for name, whole, axis, held in _parameters(node.operator, split, shares):
+            lines.append(_line(f"  {name}", _text(whole), f"{axis}{slices}", f"{held:,}"))
     lines.append(_line("total", "", "", f"{graph.weights.local_bytes:,}"))
     return lines
 
 
 def _parameters(
     operator: Operator | None, split: Slices | None, shares: Sequence[ParameterShare]
-) -> Iterator[tuple[ParameterShare, Shape, str]]:
-    """What this rank holds of each parameter of a node, the whole's shape, and what is split."""
+) -> Iterator[tuple[str, Shape, str, int]]:
+    """Of each parameter of a node its name, the whole's shape, what is split, and bytes held."""
+    if isinstance(operator, Linear):
+        yield _matrix(operator, shares)
+    matrix = operator.weight if isinstance(operator, Linear) else ()
     for handle in () if operator is None else operator.handles:
         share = shares[handle.index]
+        if handle in matrix:
+            continue
         if isinstance(operator, BoundLinearTPCol):
-            axis = int(operator.transposed and handle == operator.weight)
-            yield share, _widened(share.shape, axis, operator.slices.total), "columns over tp"
-        elif isinstance(operator, BoundLinearTPRow) and handle == operator.weight:
-            axis = int(not operator.transposed)
-            yield share, _widened(share.shape, axis, operator.slices.total), "rows over tp"
+            yield share.name, (operator.slices.total,), "columns over tp", share.local_bytes
         elif split is not None and share.shape == (split.own,):
-            yield share, (split.total,), "neurons over tp"
+            yield share.name, (split.total,), "neurons over tp", share.local_bytes
         else:
-            yield share, share.shape, "replicated"
+            yield share.name, share.shape, "replicated", share.local_bytes
 
 
-def _widened(shape: Shape, axis: int, size: int) -> Shape:
+def _matrix(layer: Linear, shares: Sequence[ParameterShare]) -> tuple[str, Shape, str, int]:
+    """All blocks of a layer's matrix together."""
+    blocks = [shares[handle.index] for handle in layer.weight]
+    shape = sum(block.shape[0] for block in blocks), blocks[0].shape[1]
+    held = sum(block.local_bytes for block in blocks)
+    name = matrix_name(layer.weight)
+    if isinstance(layer, BoundLinearTPCol):
+        return name, _widened(shape, layer.transposed, layer.slices.total), "columns over tp", held
+    if isinstance(layer, BoundLinearTPRow):
+        return name, _widened(shape, not layer.transposed, layer.slices.total), "rows over tp", held
+    return name, shape, "replicated", held
+
+
+def _widened(shape: Shape, second: bool, size: int) -> Shape:
+    axis = int(second)
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 

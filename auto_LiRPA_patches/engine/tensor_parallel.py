@@ -29,6 +29,7 @@ from auto_LiRPA_patches.operators.linear_tp import (
 from auto_LiRPA_patches.operators.scaling import ScaleShift
 from auto_LiRPA_patches.operators.shape import Reshape
 from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.matrix_blocks import matrix_name, part_of, register_blocks
 from auto_LiRPA_patches.sharding.slices import Slices
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
@@ -186,7 +187,7 @@ class _MovedWeights:
         self._source = source
         self.target = target
         self._device = device
-        self._known: dict[tuple[int, _Cut], WeightHandle] = {}
+        self._known: dict[tuple[int, _Cut], tuple[WeightHandle, ...]] = {}
         self._names: set[str] = set()
 
     def operator(self, operator: Operator) -> Operator:
@@ -213,25 +214,37 @@ class _MovedWeights:
             return self._register(handle, _Cut(-1, None), flat)
         return self._register(handle, _Cut(-1, slices), slices.take(flat))
 
-    def matrix(self, layer: Linear, slices: Slices, axis: int) -> WeightHandle:
-        """The part of W ``[out, in]`` for some outputs (axis 0) or inputs (axis 1)."""
+    def matrix(self, layer: Linear, slices: Slices, axis: int) -> tuple[WeightHandle, ...]:
+        """The part of W ``[out, in]`` for some outputs (axis 0) or inputs (axis 1), in blocks."""
         axis = 1 - axis if layer.transposed else axis
-        part = self._source.part(layer.weight, axis, slices.start, slices.own)
-        return self._register(layer.weight, _Cut(axis, slices), part)
+        first, cut = layer.weight[0], _Cut(axis, slices)
+        if (first.index, cut) not in self._known:
+            part = part_of(self._source, layer.weight, axis, slices.start, slices.own)
+            self._known[first.index, cut] = register_blocks(
+                self.target,
+                self._new_name(matrix_name(layer.weight), cut),
+                part,
+                dtype=first.dtype,
+                device=self._device,
+            )
+        return self._known[first.index, cut]
 
     def _register(self, handle: WeightHandle, cut: _Cut, part: Tensor) -> WeightHandle:
         key = (handle.index, cut)
         if key not in self._known:
-            name = handle.name
-            if name in self._names:  # tied weights that are cut in two ways
-                name = f"{name}, cut along axis {cut.axis}"
-            self._names.add(name)
+            name = self._new_name(handle.name, cut)
             is_view = part.untyped_storage().nbytes() > part.nbytes
             if cut.slices is not None and (is_view or not part.is_contiguous()):
                 part = part.clone(memory_format=torch.contiguous_format)  # a view keeps the whole
             elif cut.slices is None and not self.target.copies:
                 part = part.clone()  # the whole graph's may lie in a file
-            self._known[key] = self.target.register(
-                name, part, dtype=handle.dtype, device=self._device
+            self._known[key] = (
+                self.target.register(name, part, dtype=handle.dtype, device=self._device),
             )
-        return self._known[key]
+        return self._known[key][0]
+
+    def _new_name(self, name: str, cut: _Cut) -> str:
+        if name in self._names:  # tied weights that are cut in two ways
+            name = f"{name}, cut along axis {cut.axis}"
+        self._names.add(name)
+        return name

@@ -11,6 +11,7 @@ from torch import Tensor
 from auto_LiRPA_patches.errors import UnsupportedOperatorError
 from auto_LiRPA_patches.operators.base import Shape, num_elements
 from auto_LiRPA_patches.sharding.collectives import Communicator
+from auto_LiRPA_patches.sharding.matrix_blocks import register_blocks, stored_by_columns
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
 
@@ -119,6 +120,23 @@ class UpstreamNode:
     def register(self) -> WeightHandle:
         """Hand the constant to the weight source."""
         return self._register(self._weight_name(), self.constant)
+
+    def register_matrix(self) -> tuple[tuple[WeightHandle, ...], bool]:
+        """Hand a matrix to the weight source in blocks of rows.
+
+        Returns:
+            The blocks, and whether they are of the transposed matrix.
+        """
+        matrix, build = self.constant, self.build
+        flipped = stored_by_columns(matrix)
+        blocks = register_blocks(
+            self.weights,
+            self._weight_name(),
+            matrix.T if flipped else matrix,
+            dtype=build.precision,
+            device=build.device,
+        )
+        return blocks, flipped
 
     def register_broadcast(
         self, shape: Shape, value: Tensor | None = None, name: str | None = None

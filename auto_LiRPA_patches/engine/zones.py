@@ -136,4 +136,4 @@ def _readers(graph: Graph) -> dict[int, list[int]]:
 
 def _weights(graph: Graph, layers: Iterable[int]) -> int:
     operators = (graph.nodes[index].operator for index in layers)
-    return sum(num_elements(op.weight.shape) for op in operators if isinstance(op, Linear))
+    return sum(op.num_weights for op in operators if isinstance(op, Linear))

@@ -60,8 +60,12 @@ class Operator(ABC):
     @cached_property
     def handles(self) -> tuple[WeightHandle, ...]:
         """The parameters, in about the order in which a step gathers them."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return tuple(value for value in values if isinstance(value, WeightHandle))
+        found: list[WeightHandle] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            values = value if isinstance(value, tuple) else (value,)
+            found.extend(each for each in values if isinstance(each, WeightHandle))
+        return tuple(found)
 
     @abstractmethod
     def forward(self, weights: WeightSource, *inputs: Tensor) -> Tensor:
@@ -106,6 +110,11 @@ class AffineOperator(Operator):
     def adjoint(self, weights: WeightSource, rows: Tensor) -> Tensor:
         """``L^T rows``: ``[R, *output_shape] -> [R, *input_shape]``."""
 
+    def image(self, weights: WeightSource, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        """``L center`` and ``|L| radius``, both ``[R, *output_shape]``."""
+        with weights.gathering_once():
+            return self.apply(weights, center), self.apply(weights, radius, absolute=True)
+
     @abstractmethod
     def offset(self, weights: WeightSource) -> Tensor | None:
         """b, broadcastable to ``output_shape``; None when there is none."""
@@ -117,9 +126,8 @@ class AffineOperator(Operator):
 
     def interval(self, weights: WeightSource, *inputs: Interval) -> Interval:
         box = inputs[0]
-        with torch.no_grad(), weights.gathering_once():
-            center = self.apply(weights, box.center)
-            radius = self.apply(weights, box.radius, absolute=True)
+        with torch.no_grad():
+            center, radius = self.image(weights, box.center, box.radius)
             offset = self.offset(weights)
             if offset is not None:
                 center = center + offset

@@ -63,7 +63,8 @@ class BoundLinearTPCol(Linear):
         Communication: one all-reduce of the result; every row comes from the rank that holds it.
         """
         place, own_sign = self.slices.places(index, sign)
-        return self.group.all_reduce_sum(self._matrix(weights)[place] * own_sign[:, None])
+        own = super().select_rows(weights, place, own_sign)
+        return None if own is None else self.group.all_reduce_sum(own)
 
     def select_offset(self, weights: WeightSource, index: Tensor, sign: Tensor) -> Tensor | None:
         """As of the whole layer, like `select_rows`."""
@@ -87,6 +88,13 @@ class BoundLinearTPRow(Linear):
     def apply(self, weights: WeightSource, rows: Tensor, *, absolute: bool = False) -> Tensor:
         partial = super().apply(weights, rows, absolute=absolute)
         return self.group.all_reduce_sum(partial.contiguous())
+
+    def image(self, weights: WeightSource, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        own = super().image(weights, center, radius)
+        return (
+            self.group.all_reduce_sum(own[0].contiguous()),
+            self.group.all_reduce_sum(own[1].contiguous()),
+        )
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def one_zone(name: str) -> Graph:
         "first",
         ((inputs,),),
         (width,),
-        weights.promise((width, inputs), inputs),
+        (weights.promise((width, inputs), inputs),),
         weights.promise((width,), inputs),
     )
     # Stored by input, the axis that a row layer is cut along.
@@ -86,7 +86,7 @@ def one_zone(name: str) -> Graph:
         "last",
         ((width,),),
         (outputs,),
-        weights.promise((width, outputs), width),
+        (weights.promise((width, outputs), width),),
         weights.promise((outputs,), width),
         transposed=True,
     )

@@ -7,6 +7,7 @@ proof on several ranks is a proof about another network.
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from auto_LiRPA_patches.engine.relaxations import Relaxations
 from auto_LiRPA_patches.engine.rows import SpecRows
 from auto_LiRPA_patches.engine.schedule import crown_bounds, crown_relaxations, interval_rows
 from auto_LiRPA_patches.operators.interval import Interval
+from auto_LiRPA_patches.sharding import matrix_blocks
 from auto_LiRPA_patches.sharding.collectives import Ranks
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
@@ -47,6 +49,8 @@ NETWORKS = {
         20,
     ),
 }
+NETWORKS |= {"digits mlp in blocks": NETWORKS["digits mlp"]}
+MOST_AT_ONCE = 1500  # weights: the larger layers come in several blocks
 networks = pytest.mark.parametrize("name", list(NETWORKS))
 
 
@@ -65,7 +69,9 @@ def _load(ranks: Ranks, name: str, *, forgetful: bool) -> Network:
     if ranks.world.size > 1:
         kind = ForgetfulWeights if forgetful else ShardedWeights
         weights = kind(ranks.data, prefetch=True)
-    return load_network(NETWORKS[name][0], weights, check=False)
+    most = MOST_AT_ONCE if name.endswith("in blocks") else matrix_blocks._MOST_AT_ONCE
+    with patch.object(matrix_blocks, "_MOST_AT_ONCE", most):
+        return load_network(NETWORKS[name][0], weights, check=False)
 
 
 def all_bounds(ranks: Ranks, name: str, forgetful: bool = False) -> dict[str, bytes]:
@@ -96,6 +102,20 @@ def parameter_bytes(ranks: Ranks, name: str) -> list[tuple[int, int]]:
     return [(share.full_numel, share.local_numel) for share in shares]
 
 
+def bounds_of_swapped_blocks(ranks: Ranks) -> dict[str, bytes]:
+    """The bug to be caught: ranks gather the blocks of a layer in another order than it has."""
+    gather = ShardedWeights.gather
+
+    def swapped(source: ShardedWeights, handle: WeightHandle) -> Tensor:
+        alike = [each for each in source.handles if each.shape == handle.shape and "[" in each.name]
+        if handle in alike:
+            handle = alike[alike.index(handle) - 1]
+        return gather(source, handle)
+
+    with patch.object(ShardedWeights, "gather", swapped):
+        return all_bounds(ranks, "digits mlp in blocks")
+
+
 def _skip_if_absent(name: str) -> None:
     if not NETWORKS[name][0].exists():
         pytest.skip(f"{NETWORKS[name][0]} is not here")
@@ -110,6 +130,27 @@ def test_bounds_of_sharded_weights_have_the_bits_of_one_rank(
     for world_size in (2,) if "resnet_2b" in name else (2, 3, 4):
         for rank, found in enumerate(rank_pool.run(all_bounds, world_size, name, timeout=120)):
             assert found == alone, f"rank {rank} of {world_size}"
+
+
+def test_blocks_are_made_of_layers_and_change_no_more_than_rounding(rank_pool: RankPool) -> None:
+    """Otherwise the case above would be about whole layers, or about another network."""
+    names = "digits mlp", "digits mlp in blocks"
+    (whole,), (blocks,) = (rank_pool.run(parameter_bytes, 1, name) for name in names)
+    assert len(blocks) > len(whole) + 2
+    assert sum(full for full, _ in blocks) == sum(full for full, _ in whole)
+    assert max(full for full, _ in blocks) <= MOST_AT_ONCE < max(full for full, _ in whole)
+    (whole_bounds,), (bounds,) = (rank_pool.run(all_bounds, 1, name) for name in names)
+    for method, found in bounds.items():
+        expected = torch.frombuffer(bytearray(whole_bounds[method]), dtype=torch.float32)
+        torch.testing.assert_close(
+            torch.frombuffer(bytearray(found), dtype=torch.float32), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_block_that_takes_the_place_of_another_changes_the_bounds(rank_pool: RankPool) -> None:
+    (alone,) = rank_pool.run(all_bounds, 1, "digits mlp in blocks")
+    for found in rank_pool.run(bounds_of_swapped_blocks, 2):
+        assert all(found[method] != alone[method] for method in alone)
 
 
 def test_a_slice_that_never_arrives_changes_the_bounds(rank_pool: RankPool) -> None:

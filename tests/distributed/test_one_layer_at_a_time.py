@@ -1,4 +1,4 @@
-"""In every phase of a run a rank holds at most one whole layer, plus one that is on its way.
+"""In every phase of a run a rank holds at most one block of a layer, plus one on its way.
 
 A failure means that some operator, the gradient pass, or loading keeps weights that sharding was
 to spread over the ranks.
@@ -10,12 +10,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from parity_cases import BoundCase, BranchCase, mlp, seeded
 from torch import Tensor, nn
 
+from auto_LiRPA_patches.sharding import matrix_blocks
 from auto_LiRPA_patches.sharding.collectives import Ranks
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
@@ -38,10 +40,12 @@ class Watch:
         self.gathers = 0
         self.most_whole = 0
         self.most_coming = 0
+        self.largest = 0
         self._whole = Storages()
 
     def see(self, source: ShardedWeights, weight: Tensor) -> None:
         self.gathers += 1
+        self.largest = max(self.largest, weight.numel())
         if weight.numel() > LARGE:
             self._whole.note(weight.untyped_storage())
         self.most_whole = max(self.most_whole, self._whole.count(expected=1))
@@ -89,6 +93,7 @@ def _convolutions() -> nn.Sequential:
 MODULES = {
     "convolutions": BoundCase(seeded(_convolutions, 3, 6, 6), 0.02, 2, iterations=2),
     "MLP": BoundCase(seeded(lambda: mlp(5, 100, 90, 100, 3), 5), 0.3, 3, iterations=2),
+    "MLP in blocks": BoundCase(seeded(lambda: mlp(5, 100, 90, 100, 3), 5), 0.3, 3, iterations=2),
     "sigmoid": BoundCase(seeded(lambda: mlp(5, 100, 90, 3, activation=nn.Sigmoid), 5), 0.3, 3),
 }
 
@@ -133,8 +138,11 @@ def attack(ranks: Ranks, onnx: str, prefetch: bool) -> tuple[bool, int, int, int
 
 def bound(ranks: Ranks, name: str, prefetch: bool) -> tuple[bool, int, int, int]:
     """IBP, CROWN and α-CROWN."""
-    with watching() as watch:
+    most = 4600 if name.endswith("in blocks") else matrix_blocks._MOST_AT_ONCE
+    with watching() as watch, patch.object(matrix_blocks, "_MOST_AT_ONCE", most):
         MODULES[name].run(_source(ranks, prefetch))
+    if name.endswith("in blocks") and watch.largest != 4500:
+        raise ValueError(f"expected layers of 9000 weights in halves, found {watch.largest}")
     return _report(watch)
 
 

@@ -23,9 +23,9 @@ from auto_LiRPA_patches.operators.shape import Broadcast
 from auto_LiRPA_patches.sharding.weights import WeightHandle
 
 
-def _weight_and_bias(node: UpstreamNode) -> tuple[WeightHandle, WeightHandle | None]:
+def _bias(node: UpstreamNode) -> WeightHandle | None:
     operands = node.operands
-    return operands[1].register(), operands[2].register() if len(operands) > 2 else None
+    return operands[2].register() if len(operands) > 2 else None
 
 
 def _gemm(node: UpstreamNode) -> Operator:
@@ -34,14 +34,14 @@ def _gemm(node: UpstreamNode) -> Operator:
     for name, plain in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)):
         if float(given.get(name, plain)) != plain:
             node.refuse(f"{name} is {given[name]}, expected {plain}")
-    weight, bias = _weight_and_bias(node)
+    weight, flipped = node.operands[1].register_matrix()
     return Linear(
         node.name,
         perturbed_shapes(node),
         node.shape,
         weight=weight,
-        bias=bias,
-        transposed=not bool(given.get("transB", 0)),
+        bias=_bias(node),
+        transposed=bool(given.get("transB", 0)) == flipped,
     )
 
 
@@ -61,10 +61,9 @@ def _sliding(node: UpstreamNode) -> dict[str, Any]:
     """What a convolution and its adjoint have in common: weights, and how the kernel moves."""
     pads = _symmetric_pads(node)
     given, axes = node.attributes, len(pads)
-    weight, bias = _weight_and_bias(node)
     return {
-        "weight": weight,
-        "bias": bias,
+        "weight": node.operands[1].register(),
+        "bias": _bias(node),
         "stride": tuple(given.get("strides", [1] * axes)),
         "padding": pads,
         "dilation": tuple(given.get("dilations", [1] * axes)),

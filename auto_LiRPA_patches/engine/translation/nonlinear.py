@@ -59,9 +59,8 @@ def _matmul(node: UpstreamNode) -> Operator:
         node.refuse("the first factor is constant and the second one is not")
     if right.constant.dim() != 2:
         node.refuse(f"the second factor has shape {list(right.constant.shape)}, expected a matrix")
-    return Linear(
-        node.name, shapes, node.shape, weight=right.register(), bias=None, transposed=True
-    )
+    weight, flipped = right.register_matrix()
+    return Linear(node.name, shapes, node.shape, weight=weight, bias=None, transposed=not flipped)
 
 
 def _mul(node: UpstreamNode) -> Operator | tuple[Step, ...]:

@@ -69,7 +69,8 @@ def _layers_to(root: Root, node: int) -> list[Layer]:
     for entry in root.graph.nodes[: node + 1]:
         operator = entry.operator
         if isinstance(operator, Linear):
-            matrix = root.graph.weights.gather(operator.weight).double().numpy()
+            blocks = [root.graph.weights.gather(block) for block in operator.weight]
+            matrix = torch.cat(blocks).double().numpy()
             offset = operator.offset(root.graph.weights)
             assert offset is not None
             layers.append((matrix.T if operator.transposed else matrix, offset.double().numpy()))

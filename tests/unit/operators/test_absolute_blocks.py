@@ -24,7 +24,7 @@ def linear(weights: OneRankWeights, *, transposed: bool, inputs: int, outputs: i
     shape = (inputs, outputs) if transposed else (outputs, inputs)
     weight = weights.register("w", torch.randn(shape))
     return Linear(
-        "linear", ((inputs,),), (outputs,), weight=weight, bias=None, transposed=transposed
+        "linear", ((inputs,),), (outputs,), weight=(weight,), bias=None, transposed=transposed
     )
 
 

@@ -7,6 +7,8 @@ lost: every bound through such a layer would be of another network.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from auto_LiRPA_patches.operators.base import AffineOperator
 from auto_LiRPA_patches.operators.convolution import BatchNorm, Conv
 from auto_LiRPA_patches.operators.linear import Linear
 from auto_LiRPA_patches.operators.scaling import ScaleShift
+from auto_LiRPA_patches.sharding import matrix_blocks
+from auto_LiRPA_patches.sharding.added_weights import AddedWeights
+from auto_LiRPA_patches.sharding.matrix_blocks import register_blocks
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from tests.unit.operators import operator_checks as checks
 from tests.unit.operators.operator_checks import Case
@@ -31,14 +36,23 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-def linear(transposed: bool, bias: bool, lead: tuple[int, ...]) -> Case:
-    weights, weight, offset = OneRankWeights(), randn(4, 3), randn(4) if bias else None
-    stored = weight.T.contiguous() if transposed else weight
+def linear(
+    transposed: bool,
+    bias: bool,
+    lead: tuple[int, ...],
+    size: tuple[int, int] = (4, 3),
+    most: int = 100,
+) -> Case:
+    """`size` outputs and inputs, in blocks of `most` weights."""
+    weights, weight, offset = OneRankWeights(), randn(*size), randn(size[0]) if bias else None
+    with patch.object(matrix_blocks, "_MOST_AT_ONCE", most):
+        blocks = register_blocks(weights, "w", weight.T.contiguous() if transposed else weight)
+    assert (len(blocks) > 1) == (size[0] * size[1] > most)
     operator = Linear(
         "linear",
-        ((*lead, 3),),
-        (*lead, 4),
-        weight=weights.register("w", stored),
+        ((*lead, size[1]),),
+        (*lead, size[0]),
+        weight=blocks,
         bias=None if offset is None else weights.register("b", offset),
         transposed=transposed,
     )
@@ -131,6 +145,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "linear-transposed": lambda: linear(True, True, ()),
     "linear-leading-axes": lambda: linear(False, True, (2, 5)),
     "linear-transposed-leading-axis": lambda: linear(True, True, (2,)),
+    "linear-in-blocks": lambda: linear(False, True, (), (20, 18), 100),
+    "linear-transposed-in-blocks": lambda: linear(True, True, (), (18, 20), 100),
+    "linear-narrow-blocks": lambda: linear(False, True, (), (7, 3), 8),
+    "linear-blocks-of-one-row": lambda: linear(True, False, (), (3, 5), 3),
+    "linear-leading-axis-in-blocks": lambda: linear(False, True, (2,), (20, 18), 100),
+    "linear-transposed-leading-axes-in-blocks": lambda: linear(True, True, (2, 2), (18, 20), 100),
     "conv1d": lambda: conv((7,), (3,), (1,), (0,), (1,), 1),
     "conv1d-stride-leaves-a-cell": lambda: conv((8,), (3,), (2,), (0,), (1,), 1),
     "conv1d-dilated-groups": lambda: conv((9,), (2,), (3,), (1,), (2,), 2),
@@ -187,8 +207,8 @@ def test_gradient_of_the_value(case: Case) -> None:
 
 def test_one_rows_adjoint_is_a_row_of_the_matrix() -> None:
     """`select_rows` replaces a product with a one-hot matrix; it must pick the same row."""
-    for transposed in (False, True):
-        made = linear(transposed, True, ())
+    for transposed, most in product((False, True), (100, 5)):
+        made = linear(transposed, True, (), most=most)
         operator = made.operator
         assert isinstance(operator, AffineOperator)
         index, sign = torch.tensor([2, 0, 2, 1]), torch.tensor([1.0, -1.0, -1.0, 0.0]).double()
@@ -196,6 +216,24 @@ def test_one_rows_adjoint_is_a_row_of_the_matrix() -> None:
         assert picked is not None
         matrix, _ = checks.dense(made)
         torch.testing.assert_close(picked, matrix[index] * sign[:, None])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("most", [100, 5])
+def test_a_layer_between_some_of_its_neurons(transposed: bool, most: int) -> None:
+    made = linear(transposed, True, (), (5, 4), most)
+    layer = made.operator
+    assert isinstance(layer, Linear)
+    matrix, bias = checks.dense(made)
+    for outputs, inputs in product((None, torch.tensor([0, 4])), (None, torch.tensor([1]))):
+        added = AddedWeights(made.weights)
+        narrow = layer.at(made.weights, added, outputs, inputs)
+        rows = torch.arange(5) if outputs is None else outputs
+        columns = torch.arange(4) if inputs is None else inputs
+        unit = torch.eye(len(rows), dtype=torch.float64)
+        torch.testing.assert_close(narrow.adjoint(added, unit), matrix[rows][:, columns])
+        zero = torch.zeros(1, len(columns), dtype=torch.float64)
+        torch.testing.assert_close(narrow.forward(added, zero)[0], bias[rows])
 
 
 def test_rows_of_a_layer_with_leading_axes_are_not_selected() -> None:
