@@ -159,6 +159,7 @@ class _Tree:
             return 1, 0
         taken = sum(counts) * pool.size // group.size
         levels = self.size.levels(taken, min(fewest for _, fewest in rows))
+        self.bounding.fit_tiles(sum(counts) << levels)
         return levels, max(counts)
 
     def _work(self, branches: _Branches, levels: int, most: int, rounds: int) -> None:

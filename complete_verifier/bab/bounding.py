@@ -25,6 +25,11 @@ from complete_verifier.bounds.rounding import allowance_of
 # Most memory for a tile of subproblems where bits must not depend on the batch.
 _TILE_BYTES = 1 << 28
 
+# Into how many tiles a round is cut at least, and how low they may get: below it, what is done once
+# per tile takes longer than what is done for its subproblems.
+_FEWEST_TILES = 4
+_LOWEST_TILE = 16
+
 # Coefficients, their gradients, α with two moments and a best copy, and lines, per element.
 _COPIES = 12
 
@@ -101,7 +106,7 @@ class Bounding:
         self.clauses = clauses
         self.options = options
         self.in_tiles = in_tiles
-        self.tile_size = tile_size
+        self.tile_size = self.height = tile_size
         self.partners = Partners.alone() if partners is None else partners
         self.inner: InnerBounding | None = None
         if inner is not None and root.inner:
@@ -265,12 +270,23 @@ class Bounding:
             parts[-1] = parts[-1].select(index)
         return parts
 
+    def fit_tiles(self, count: int) -> None:
+        """Make tiles low enough to give several ranks some of `count` subproblems.
+
+        They are filled up, so that in the first rounds most of a high tile would be of no use.
+
+        Args:
+            count: of all ranks together, so that the bits do not depend on how many there are.
+        """
+        share = -(-count // _FEWEST_TILES)
+        self.height = min(self.tile_size, -(-share // _LOWEST_TILE) * _LOWEST_TILE)
+
     def part_size(self) -> int:
         """Subproblems bounded at a time: as many as fit into the memory limit, or a tile's."""
         per_row = 4 * _COPIES * row_elements(self.root.graph, self.root.graph.output)
         per_subproblem = per_row * int(self.clauses.index.shape[1])
         if self.in_tiles:
-            return _tile(min(self.tile_size, _TILE_BYTES // per_subproblem))
+            return _tile(min(self.height, _TILE_BYTES // per_subproblem))
         limit = self.options.memory_bytes
         return 1 << 20 if limit is None else max(1, limit // per_subproblem)
 

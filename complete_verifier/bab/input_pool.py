@@ -215,11 +215,12 @@ class BoxPool:
         return self._fingerprint
 
     def keys(self, count: int) -> Tensor:
-        """Bits of the margins, paths and keys of the first `count` boxes, ``[n, 3]`` int64."""
+        """Margins' bits, paths, keys and depths of the first `count` boxes, ``[n, 4]`` int64."""
         if self._slabs is None:
-            return torch.zeros(0, 3, dtype=torch.int64)
+            return torch.zeros(0, 4, dtype=torch.int64)
         first = self._slabs.select(self._first(self._slabs, min(count, self._count)))
-        return torch.stack([first.margin.view(torch.int64), first.path, first.key], dim=1).cpu()
+        margins = first.margin.view(torch.int64)
+        return torch.stack([margins, first.path, first.key, first.depth.long()], dim=1).cpu()
 
     def add(self, boxes: Boxes) -> None:
         """Put boxes in; none at all say what those to come look like."""

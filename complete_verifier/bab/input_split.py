@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
@@ -62,10 +63,13 @@ def input_branch_and_bound(
 
 _NOUN = "boxes"
 _WALK_PERIOD = 32
-# Blocks a batch is cut into where it may be spread over any number of ranks: 2, 3, 4 and 6 divide
-# it. Fewer boxes than this are not worth a block of their own.
+# Blocks a batch is cut into where it may be spread over any number of ranks: whether few or many,
+# they are as many for each of 2, 3, 4 or 6 ranks. What is done once per block takes as long as some
+# twenty children, so that fewer than this are left together.
 _BLOCKS = 12
-_SMALLEST_BLOCK = 16
+_FEWER_BLOCKS = (1, 2, 4, 6)
+_WORTH_A_BLOCK = 80
+_DEPTH = 3  # column of the keys of boxes
 
 
 class _Search:
@@ -134,14 +138,32 @@ class _Search:
         """This rank's boxes of the next batch, each block in the order of paths."""
         waiting = self.total.waiting_by_rank
         if self.bab.synchronous:
-            block = min(self.bounds.tile // 2, -(-self.parents // _BLOCKS))
-            block = max(_SMALLEST_BLOCK, block)
-            return next_blocks(self.partners, self.pool, self.parents, waiting, block)
+            # A tile holds the last box of a block too, whose children may be as many as this.
+            most = max(1, self.bounds.tile - self._most_children)
+            return next_blocks(
+                self.partners,
+                self.pool,
+                self.parents,
+                waiting,
+                self._children_of,
+                lambda children: number_of_blocks(children, most),
+            )
         parents = next_batch(self.partners, self.pool, self.parents, waiting, in_order=False)
         if parents.count == 0:
             return []
         # Neighbours share stable neurons, which is what makes a tile cheap.
         return [parents.select(parents.path.argsort(stable=True))]
+
+    @property
+    def _most_children(self) -> int:
+        """Children of one box that are bounded: a pair, or one for each of its inputs."""
+        asks = self.settings.heuristic == "brute-force"
+        return 2 * self.region.lower.shape[1] if asks else 2
+
+    def _children_of(self, keys: np.ndarray) -> np.ndarray:
+        """How many children of each box are bounded, ``[n]``; see `children`."""
+        due = keys[:, _DEPTH] % self.settings.bf_period == 0
+        return np.where(due, self._most_children, 2)
 
     def _work(self, blocks: list[Boxes], rounds: int) -> None:
         """Split and bound blocks of boxes."""
@@ -209,6 +231,16 @@ class _Search:
         if found is not None:
             return found
         return self.attack.walk(still.boxes) if is_due(rounds, _WALK_PERIOD) else None
+
+
+def number_of_blocks(work: int, most: int) -> int:
+    """Into how many blocks so much work is cut, where `most` is what one of them may hold."""
+    worthwhile = min(_BLOCKS, -(-work // _WORTH_A_BLOCK))
+    wanted = max(-(-work // most), worthwhile)
+    for number in _FEWER_BLOCKS:
+        if wanted <= number:
+            return number
+    return -(-wanted // _BLOCKS) * _BLOCKS
 
 
 def _always_unsafe(context: BabContext, box: Interval) -> BabOutcome:

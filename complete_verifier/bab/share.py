@@ -30,7 +30,7 @@ class Pool(Protocol[Batch]):
         """A sum modulo 2^64 over what is in it."""
 
     def keys(self, count: int) -> Tensor:
-        """Margins' bits, paths, and what tells equal paths apart, of the first ``[n, 3]``."""
+        """Margins' bits, paths, what tells equal paths apart, and more: of the first ``[n, K]``."""
 
     def make_room(self, count: int) -> None:
         """Take the memory for so many more."""
@@ -114,22 +114,33 @@ def _lacks_room(pool: Pool[Batch], count: int) -> bool:
 
 
 def next_blocks(
-    partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int], block: int
+    partners: Partners,
+    pool: Pool[Batch],
+    size: int,
+    waiting: Sequence[int],
+    work_of: Callable[[np.ndarray], np.ndarray],
+    number_of: Callable[[int], int],
 ) -> list[Batch]:
     """Take this rank's part of the next batch, in blocks that do not depend on the ranks.
 
     The first `size` subproblems of all pools, in the order of bounds, are put into the order of
-    their paths and cut into equal blocks of at most `block`; each rank gets whole blocks.
-    A collective.
+    their paths and cut into blocks of about equal work; each rank gets whole blocks. A collective.
+
+    Args:
+        work_of: what each subproblem costs, in whole units, by its key.
+        number_of: into how many blocks so much work is cut, one at least.
     """
     before = len(pool), pool.fingerprint
     owner, keys = _offers(partners, pool, size, waiting)
     first = _in_order(keys)[:size]
     owner, keys = owner[first], keys[first]
     # By path, then by what tells equal paths apart.
-    place = np.lexsort((keys[:, 2], keys[:, 1])).argsort()
-    number = max(1, -(-len(first) // block))
-    block_of = place * number // max(1, len(first))
+    by_place = np.lexsort((keys[:, 2], keys[:, 1]))
+    place = by_place.argsort()
+    before_it = np.zeros(len(first) + 1, dtype=np.int64)
+    np.cumsum(work_of(keys[by_place]), out=before_it[1:])
+    number = number_of(int(before_it[-1]))
+    block_of = (before_it[:-1] * number // max(1, before_it[-1]))[place]
     shares = np.cumsum(even(number, len(waiting)))
     target = np.searchsorted(shares, block_of, side="right")
     rank, ranks = partners.pool.rank, len(waiting)
@@ -172,7 +183,7 @@ def _first_of_all(
 def _offers(
     partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Owners ``[n]`` and keys ``[n, 3]`` of the first `size` subproblems of every pool."""
+    """Owners ``[n]`` and keys ``[n, K]`` of the first `size` subproblems of every pool."""
     offered = [min(size, count) for count in waiting]
     keys = partners.pool.all_gather_uneven(pool.keys(size), offered)
     return np.repeat(np.arange(len(offered)), offered), keys.numpy()
