@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import weakref
 from dataclasses import dataclass
 
@@ -24,27 +23,19 @@ from torch import Tensor
 from auto_LiRPA_patches.errors import MemoryRanOutError, RankMismatchError
 from auto_LiRPA_patches.sharding.collectives import Communicator
 from auto_LiRPA_patches.sharding.gather_trail import Step
+from auto_LiRPA_patches.sharding.host_file import SECRET_BYTES, Address, anonymous_file, open_file
 from auto_LiRPA_patches.sharding.host_trail import TRAIL_BYTES, HostTrail, parting
 from auto_LiRPA_patches.sharding.number_hash import hash_of
 
 # A file begins with its secret, the place where its last slice ends, and the trail.
-_SECRET_BYTES, _COUNT_BYTES = 16, 8
-_TRAIL = _SECRET_BYTES + _COUNT_BYTES
+_COUNT_BYTES = 8
+_TRAIL = SECRET_BYTES + _COUNT_BYTES
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _HEAD_BYTES = -(-(_TRAIL + TRAIL_BYTES) // _PAGE) * _PAGE
 _PATIENCE_SECONDS = 2.0
 _ALIGNED = 64  # as torch's own allocator does
 # Python keeps a descriptor for each mapping: one for each slice would soon be too many.
 _SPAN_BYTES = 1 << 28
-
-
-@dataclass(frozen=True)
-class _Address:
-    """Where a rank's file is, and what it begins with: elsewhere the numbers mean another file."""
-
-    process: int
-    file: int
-    secret: bytes
 
 
 @dataclass(frozen=True)
@@ -62,10 +53,10 @@ class HostSlices:
     def __init__(self, communicator: Communicator) -> None:
         """Hold nothing yet; no rank waits for another before `meet`."""
         self._communicator = communicator
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._address: Address | None = None
         self._offsets: dict[int, int] = {}
         self._layout = 0
-        self._file = _anonymous_file()
+        self._file = anonymous_file("abcrown-weights")
         self._spans: list[_Span] = []
         self._end = _HEAD_BYTES
         self._files: list[int] = []  # to be closed with this object
@@ -76,10 +67,10 @@ class HostSlices:
         if self._file is not None:
             self._files.append(self._file)
             self._trail = HostTrail(self._file, _TRAIL)
-            head = self._secret + self._end.to_bytes(_COUNT_BYTES, "little")
             try:
                 os.ftruncate(self._file, _HEAD_BYTES)
-                os.pwrite(self._file, head, 0)
+                self._address = Address.of(self._file)
+                os.pwrite(self._file, self._end.to_bytes(_COUNT_BYTES, "little"), SECRET_BYTES)
             except OSError:
                 self._file = self._trail = None
 
@@ -109,7 +100,7 @@ class HostSlices:
         self._offsets[index] = start
         self._layout = hash_of((index, start, num_bytes), self._layout)
         self._end = start + -(-num_bytes // _ALIGNED) * _ALIGNED
-        os.pwrite(self._file, self._end.to_bytes(_COUNT_BYTES, "little"), _SECRET_BYTES)
+        os.pwrite(self._file, self._end.to_bytes(_COUNT_BYTES, "little"), SECRET_BYTES)
         if length == 0:
             return torch.empty(0, dtype=dtype)
         span = self._spans[-1]
@@ -133,8 +124,8 @@ class HostSlices:
         """
         if not self._met:
             self._met = True
-            mine = None if self._file is None else _Address(os.getpid(), self._file, self._secret)
-            found = [_open(address) for address in self._communicator.all_gather_object(mine)]
+            mine = None if self._file is None else self._address
+            found = [open_file(address) for address in self._communicator.all_gather_object(mine)]
             opened = [file for file in found if file is not None]
             if self._communicator.agree_all(len(opened) == len(found)):
                 self._peers = opened
@@ -165,7 +156,7 @@ class HostSlices:
         rows = into.view(into.shape[0], -1).view(torch.uint8).numpy()
         start = self._offsets[index]
         for rank, (file, row) in enumerate(zip(self._peers, rows, strict=True)):
-            end = int.from_bytes(os.pread(file, _COUNT_BYTES, _SECRET_BYTES), "little")
+            end = int.from_bytes(os.pread(file, _COUNT_BYTES, SECRET_BYTES), "little")
             if end < start + len(row):
                 raise RankMismatchError(
                     f"weights: expected parameter number {index} in the memory of rank {rank} at "
@@ -189,33 +180,6 @@ class HostSlices:
             self._spans.append(_Span(start, start + size, mmap.mmap(file, size, offset=start)))
             self._end = start
         return self._end
-
-
-def _anonymous_file() -> int | None:
-    if not hasattr(os, "memfd_create"):  # Linux alone has it
-        return None
-    try:
-        return os.memfd_create("abcrown-weights", os.MFD_CLOEXEC)
-    except OSError:
-        return None
-
-
-def _open(address: _Address | None) -> int | None:
-    """The file of another rank, if it is on this host and may be read."""
-    if address is None:
-        return None
-    path = f"/proc/{address.process}/fd/{address.file}"
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        if os.pread(file, _SECRET_BYTES, 0) == address.secret:
-            return file
-    except OSError:  # not a file in memory
-        pass
-    os.close(file)
-    return None
 
 
 def _close(files: list[int]) -> None:

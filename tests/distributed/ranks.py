@@ -51,6 +51,7 @@ class _Job:
     mesh: Mesh
     rendezvous: str
     collective_timeout: float
+    shared_memory: bool
     arguments: tuple[Any, ...]
 
 
@@ -79,6 +80,7 @@ class RankPool:
         tp: int = 1,
         timeout: float = 60,
         collective_timeout: float = _COLLECTIVE_TIMEOUT_SECONDS,
+        shared_memory: bool = True,
     ) -> list[Any]:
         """Call `function(ranks, *arguments)` on `world_size` ranks; return their values, by rank.
 
@@ -89,6 +91,7 @@ class RankPool:
             tp: size of the mesh's tp axis.
             timeout: seconds for the whole call.
             collective_timeout: seconds for one collective.
+            shared_memory: whether ranks leave each other messages in memory.
 
         Raises:
             RankFailure: with the traceback of the rank that failed first.
@@ -104,6 +107,7 @@ class RankPool:
                     mesh=Mesh(world_size, tp, rank),
                     rendezvous=f"file://{folder}/rendezvous",
                     collective_timeout=collective_timeout,
+                    shared_memory=shared_memory,
                     arguments=arguments,
                 )
                 self._pipes[rank].send_bytes(pickle.dumps(job))
@@ -203,7 +207,13 @@ def _serve(pipe: connection.Connection) -> None:
 
 def _perform(job: _Job, function: Callable[..., Any]) -> _Report:
     try:
-        ranks = start(job.mesh, "gloo", job.collective_timeout, init_method=job.rendezvous)
+        ranks = start(
+            job.mesh,
+            "gloo",
+            job.collective_timeout,
+            init_method=job.rendezvous,
+            shared_memory=job.shared_memory,
+        )
         value = function(ranks, *job.arguments)
         # Nobody leaves while another still talks: its failure would be blamed on this rank.
         ranks.world.barrier()

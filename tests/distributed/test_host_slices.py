@@ -77,7 +77,7 @@ def gather_without(ranks: Ranks, what: str) -> tuple[bool, bool]:
     source = ShardedWeights(ranks.data)
     host = source._host
     assert host is not None
-    opened, made = host_slices._open, os.posix_fallocate
+    opened, made = host_slices.open_file, os.posix_fallocate
 
     def refuse(*_: object) -> None:
         raise OSError(28, "no space left on device")
@@ -88,13 +88,13 @@ def gather_without(ranks: Ranks, what: str) -> tuple[bool, bool]:
         if is_odd and what == "no space":
             os.posix_fallocate = refuse
         if is_odd and what == "not allowed":
-            host_slices._open = lambda address: None
+            host_slices.open_file = lambda address: None
         if is_odd and what == "another host":  # where that number is another process's file
             host._secret = bytes(16)
         handle = source.register("w", weight)
         same = torch.equal(source.gather(handle), weight)
     finally:
-        host_slices._open, os.posix_fallocate = opened, made
+        host_slices.open_file, os.posix_fallocate = opened, made
     return same, host._peers is not None
 
 

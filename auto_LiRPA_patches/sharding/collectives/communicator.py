@@ -7,6 +7,7 @@ so `all_gather_uneven` pads; SUM is the only reduction; maxima are taken from ga
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -52,8 +53,12 @@ class Communicator(MetadataGroup):
         gathered = self.gather_buffer(tensor) if into is None else into
         if self._group is not None and tensor.numel() > 0:
             source, target = memory_of(tensor.contiguous()), memory_of(gathered)
+            mailbox = self._mail(tensor)
             with self._collective("all_gather"):
-                all_gather_single(target, source, group=self._group)
+                if mailbox is None:
+                    all_gather_single(target, source, group=self._group)
+                else:
+                    mailbox.all_gather(f"{self._name}.all_gather", source, target)
         return gathered
 
     def start_all_gather(self, tensor: Tensor, into: Tensor) -> PendingGather:
@@ -70,7 +75,8 @@ class Communicator(MetadataGroup):
             source, target = memory_of(tensor), memory_of(into)
             with self._collective("all_gather.start"):
                 work = all_gather_single(target, source, group=self._group, async_op=True)
-        return PendingGather(self, into, work)
+        number = 0 if work is None or self._mailbox is None else self._mailbox.begin_gather()
+        return PendingGather(self, into, work, number)
 
     def all_gather_uneven(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
         """Concatenate tensors of different length along dim 0.
@@ -105,8 +111,7 @@ class Communicator(MetadataGroup):
         """
         if self._group is None:
             return list(send)
-        table = self.all_gather(torch.tensor(send, dtype=torch.int64))
-        return [int(rows) for rows in table[:, self._rank]]
+        return [row[self._rank] for row in self._table(send)]
 
     def all_to_all_uneven(
         self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]
@@ -129,7 +134,17 @@ class Communicator(MetadataGroup):
             return tensor
         received = tensor.new_empty((sum(receive), *tensor.shape[1:]))
         width = _row_bytes(tensor)
-        if width > 0:
+        mailbox = self._mail(tensor)
+        if width > 0 and mailbox is not None:
+            table = [[rows * width for rows in row] for row in self._table(send)]
+            with self._collective("all_to_all_uneven"):
+                mailbox.all_to_all(
+                    f"{self._name}.all_to_all_uneven",
+                    memory_of(tensor.contiguous()),
+                    table,
+                    memory_of(received),
+                )
+        elif width > 0:
             with self._collective("all_to_all_uneven"):
                 dist.all_to_all_single(
                     memory_of(received).view(-1, width),
@@ -148,8 +163,12 @@ class Communicator(MetadataGroup):
         self._refuse_gradient("all_reduce_sum", tensor)
         self._refuse_gaps("all_reduce_sum", tensor)
         if self._group is not None and tensor.numel() > 0:
+            mailbox = self._mail(tensor)
             with self._collective("all_reduce_sum"):
-                dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self._group)
+                if mailbox is None:
+                    dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self._group)
+                else:
+                    mailbox.all_reduce_sum(f"{self._name}.all_reduce_sum", tensor.view(-1))
         return tensor
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -158,11 +177,20 @@ class Communicator(MetadataGroup):
         self._refuse_gaps("broadcast", tensor)
         if self._group is not None and tensor.numel() > 0:
             memory = memory_of(tensor)
+            mailbox = self._mail(tensor)
             with self._collective("broadcast"):
-                dist.broadcast(memory, group_src=source, group=self._group)
+                if mailbox is None:
+                    dist.broadcast(memory, group_src=source, group=self._group)
+                else:
+                    mailbox.broadcast(f"{self._name}.broadcast", memory, source)
         return tensor
 
     # -- private ---------------------------------------------------------------------------
+
+    def _table(self, send: Sequence[int]) -> list[list[int]]:
+        """What each rank sends to each, ``[from][to]``."""
+        table: list[list[int]] = self.all_gather(torch.tensor(send, dtype=torch.int64)).tolist()
+        return table
 
     def _check_sizes(
         self, operation: str, tensor: Tensor | None, sizes: Sequence[int], own: Sequence[int]
@@ -195,10 +223,11 @@ class Communicator(MetadataGroup):
 class PendingGather:
     """An all-gather on its way; whoever started it waits for it, wanted or not."""
 
-    def __init__(self, group: Group, into: Tensor, work: Any | None) -> None:
+    def __init__(self, group: Group, into: Tensor, work: Any | None, number: int) -> None:
         self._group = group
         self._into = into
         self._work = work
+        self._number = number
 
     def wait(self) -> Tensor:
         """Return the filled buffer [R, *shape].
@@ -208,7 +237,9 @@ class PendingGather:
         """
         if self._work is not None:
             work, self._work = self._work, None
-            with self._group._collective("all_gather.wait"):
+            mailbox = self._group._mailbox
+            waiting = nullcontext() if mailbox is None else mailbox.waiting_for(self._number)
+            with self._group._collective("all_gather.wait"), waiting:
                 work.wait()
         return self._into
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from auto_LiRPA_patches.errors import RankMismatchError
+from auto_LiRPA_patches.sharding.collectives.mailbox import Mailbox
 
 # torch 2.14 renamed the call and warns on the old name; older releases have only the old one.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -19,7 +20,14 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 class Group:
     """Name, size and position; common ground of tensors and metadata."""
 
-    def __init__(self, name: str, size: int, rank: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        rank: int,
+        group: dist.ProcessGroup | None,
+        mailbox: Mailbox | None = None,
+    ) -> None:
         """Wrap `group`; use `start` or `Communicator.single` instead of calling this.
 
         Args:
@@ -27,6 +35,7 @@ class Group:
             size: ranks in the group.
             rank: this rank's position in the group.
             group: torch's process group; None exactly when `size` is 1.
+            mailbox: for tensors on the CPU, where all ranks of the group are on one host.
         """
         if (group is None) != (size == 1):
             raise ValueError(f"communicator {name!r}: a group is needed if and only if size > 1")
@@ -34,6 +43,7 @@ class Group:
         self._size = size
         self._rank = rank
         self._group = group
+        self._mailbox = mailbox
 
     @property
     def name(self) -> str:
@@ -50,15 +60,31 @@ class Group:
         """This rank's position in the group, in [0, size)."""
         return self._rank
 
+    @property
+    def mailbox(self) -> Mailbox | None:
+        """How its ranks exchange tensors on the CPU, if all are on one host."""
+        return self._mailbox
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name!r}, rank {self._rank} of {self._size})"
 
+    def _mail(self, tensor: Tensor) -> Mailbox | None:
+        """The way for `tensor` within a host; None where it has to be sent."""
+        return self._mailbox if tensor.device.type == "cpu" else None
+
     @contextmanager
-    def _collective(self, operation: str) -> Iterator[None]:
-        """Name the call in traces, and turn torch's failure into one sentence."""
+    def _collective(self, operation: str, *, sent: bool = False) -> Iterator[None]:
+        """Name the call in traces, and turn torch's failure into one sentence.
+
+        Args:
+            sent: it goes over the network although there is a mailbox, where ranks at another
+                collective may wait for this one.
+        """
         name = f"{self._name}.{operation}"
         try:
             with record_function(name):
+                if sent and self._mailbox is not None:
+                    self._mailbox.meet_for(name)
                 yield
         except torch.OutOfMemoryError:
             raise

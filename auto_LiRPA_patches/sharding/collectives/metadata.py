@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from auto_LiRPA_patches.errors import RanksDisagreeError
-from auto_LiRPA_patches.sharding.collectives.group import Group, all_gather_single
+from auto_LiRPA_patches.sharding.collectives.group import Group, all_gather_single, memory_of
+from auto_LiRPA_patches.sharding.collectives.mailbox import Mailbox
 
 _MESSAGE_INTEGERS = 8  # one tag and up to seven values: a cache line, sent as fast as one integer
 
@@ -29,6 +30,8 @@ class MetadataGroup(Group):
         """
         if self._group is None:
             return [tuple(values)]
+        if self._mailbox is not None:
+            return self._leave_integers(self._mailbox, purpose, values)
         tag = zlib.crc32(f"{purpose}/{len(values)}".encode())
         padding = [0] * (_MESSAGE_INTEGERS - 1 - len(values))
         source = torch.tensor([tag, *values, *padding], dtype=torch.int64)
@@ -45,7 +48,7 @@ class MetadataGroup(Group):
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self._size
-        with self._collective("all_gather_object"):
+        with self._collective("all_gather_object", sent=True):
             dist.all_gather_object(values, value, group=self._group)
         return values
 
@@ -54,7 +57,7 @@ class MetadataGroup(Group):
         if self._group is None:
             return value
         box = [value]
-        with self._collective("broadcast_object"):
+        with self._collective("broadcast_object", sent=True):
             dist.broadcast_object_list(
                 box, group_src=source, group=self._group, device=torch.device("cpu")
             )
@@ -93,6 +96,19 @@ class MetadataGroup(Group):
     def barrier(self) -> None:
         """Wait until every rank of the group has come here."""
         self.all_gather_integers("barrier", [])
+
+    def _leave_integers(
+        self, mailbox: Mailbox, purpose: str, values: Sequence[int]
+    ) -> list[tuple[int, ...]]:
+        own = torch.tensor(values, dtype=torch.int64)
+        gathered = torch.empty(self._size, len(values), dtype=torch.int64)
+        with self._collective(purpose):
+            mailbox.all_gather(
+                f"{self._name}.{purpose} with {len(values)} values",
+                memory_of(own),
+                memory_of(gathered),
+            )
+        return [tuple(row) for row in gathered.tolist()]
 
     def _explain_meeting(self, mine: str) -> NoReturn:
         """End the run on all ranks, each of which has just seen that their purposes differ."""

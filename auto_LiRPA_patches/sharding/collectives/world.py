@@ -13,6 +13,7 @@ import torch.distributed as dist
 from auto_LiRPA_patches.errors import RankMismatchError
 from auto_LiRPA_patches.sharding.collectives.communicator import Communicator
 from auto_LiRPA_patches.sharding.collectives.group import first_line
+from auto_LiRPA_patches.sharding.collectives.mailbox import Mailbox
 from auto_LiRPA_patches.sharding.mesh import Mesh, MeshError
 
 Backend = Literal["auto", "nccl", "gloo"]
@@ -47,6 +48,7 @@ def start(
     timeout_seconds: float = 600,
     *,
     init_method: str = "env://",
+    shared_memory: bool = True,
 ) -> Ranks:
     """Join the other ranks of `mesh` and return this rank's groups.
 
@@ -56,6 +58,7 @@ def start(
             "auto": nccl where CUDA is available, else gloo.
         timeout_seconds: how long joining, and later any collective, may take.
         init_method: torch's rendezvous address; the default is what torchrun sets up.
+        shared_memory: whether ranks of one host leave each other messages in memory (`mailbox`).
 
     Raises:
         MeshError: on an unknown backend, or when this process has already joined a world.
@@ -82,13 +85,17 @@ def start(
             f"start: rank {mesh.rank} could not join a world of {mesh.world_size} ranks within "
             f"{timeout_seconds:g} s. Check that all ranks run. torch says: {first_line(error)}"
         ) from error
+    world = Communicator("world", mesh.world_size, mesh.rank, dist.group.WORLD)
+    if shared_memory:
+        mailbox = Mailbox.meet(mesh.rank, world.all_gather_object, timeout_seconds)
+        world = Communicator("world", mesh.world_size, mesh.rank, dist.group.WORLD, mailbox)
+    data = [mesh.at(r).data_ranks for r in range(mesh.tp)]
+    tp = [mesh.at(r * mesh.tp).tp_ranks for r in range(mesh.data)]
     return Ranks(
         mesh=mesh,
-        world=Communicator("world", mesh.world_size, mesh.rank, dist.group.WORLD),
-        data=_join_axis("data", [mesh.at(r).data_ranks for r in range(mesh.tp)], mesh, timeout),
-        tp=_join_axis(
-            "tp", [mesh.at(r * mesh.tp).tp_ranks for r in range(mesh.data)], mesh, timeout
-        ),
+        world=world,
+        data=_join_axis("data", data, mesh, timeout, world),
+        tp=_join_axis("tp", tp, mesh, timeout, world),
     )
 
 
@@ -99,16 +106,29 @@ def stop() -> None:
 
 
 def _join_axis(
-    name: str, groups: Sequence[tuple[int, ...]], mesh: Mesh, timeout: timedelta
+    name: str,
+    groups: Sequence[tuple[int, ...]],
+    mesh: Mesh,
+    timeout: timedelta,
+    world: Communicator,
 ) -> Communicator:
-    """Create all groups of one axis (torch wants every rank to create every group); return ours."""
+    """Create all groups of one axis (torch wants every rank to create every group); return ours.
+
+    Where all ranks of the world share memory, those of an axis do, in boxes of their own unless
+    they are the same ranks.
+    """
     if len(groups[0]) == 1:
         return Communicator.single(name)
     mine: Communicator | None = None
     for ranks in groups:
         group = dist.new_group(list(ranks), timeout=timeout, group_desc=name)
         if mesh.rank in ranks and isinstance(group, dist.ProcessGroup):
-            mine = Communicator(name, len(ranks), ranks.index(mesh.rank), group)
+            own = name, len(ranks), ranks.index(mesh.rank), group
+            mailbox = world.mailbox
+            if mailbox is not None and len(ranks) < mesh.world_size:
+                tell = Communicator(*own).all_gather_object
+                mailbox = Mailbox.meet(own[2], tell, timeout.total_seconds())
+            mine = Communicator(*own, mailbox)
     if mine is None:
         raise MeshError(f"mesh: rank {mesh.rank} is in none of the {name} groups {list(groups)}")
     return mine
