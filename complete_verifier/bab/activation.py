@@ -121,6 +121,7 @@ class _Tree:
             self.size.size,
             self.total.waiting_by_rank,
             in_order=settings.synchronous,
+            least=self.bounding.worthwhile,
         )
         rounds = self.own.rounds
         self.own = replace(self.own, rounds=rounds + 1, taken=batch.count)

@@ -49,7 +49,13 @@ class Pool(Protocol[Batch]):
 
 
 def next_batch(
-    partners: Partners, pool: Pool[Batch], size: int, waiting: Sequence[int], *, in_order: bool
+    partners: Partners,
+    pool: Pool[Batch],
+    size: int,
+    waiting: Sequence[int],
+    *,
+    in_order: bool,
+    least: int = 1,
 ) -> Batch:
     """Take this rank's part of the next batch out of the pools. A collective.
 
@@ -57,6 +63,8 @@ def next_batch(
         size: subproblems of all ranks together, at most.
         waiting: in each rank's pool, by rank.
         in_order: take the very first of all pools, in the order of bounds.
+        least: how many a rank may take in any case, unless they are more than `size`: so many that
+            fewer would hardly be done sooner. Not where they are taken in order.
 
     Raises:
         SoundnessError: a subproblem was lost or doubled on its way.
@@ -66,6 +74,7 @@ def next_batch(
         batch, left = _first_of_all(partners, pool, size, waiting)
         _even_out(partners, pool, left, lightened(left, most))
         return batch
+    most = max(most, min(size, least))
     _even_out(partners, pool, waiting, evened_out(waiting, most))
     return pool.take_fitting(most)
 

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,13 +101,13 @@ class Mailbox:
             PeerLostError: a rank ended, or did not come within the timeout.
         """
         size = own.shape[0]
-        into[self._rank * size : (self._rank + 1) * size] = own
+        source, rows = own.numpy(), into.view(len(self._boxes), size).numpy()
+        rows[self._rank] = source
         for start in _parts(size):
             stop = min(start + SLOT_BYTES, size)
-            self._put(purpose, size, own[start:stop])
+            self._put(purpose, size, source[start:stop])
             for other in self._others:
-                left = self._seen(other, purpose, size)
-                into[other * size + start : other * size + stop] = left[: stop - start]
+                rows[other, start:stop] = self._seen(other, purpose, size)[: stop - start]
 
     def all_reduce_sum(self, purpose: str, tensor: Tensor) -> None:
         """Add up ``tensor [n]`` of all ranks in place, in their order, the same bits everywhere.
@@ -120,15 +121,13 @@ class Mailbox:
         width = tensor.element_size()
         for start in _parts(tensor.nbytes):
             part = tensor[start // width : (start + SLOT_BYTES) // width]
-            self._put(purpose, tensor.nbytes, part.view(torch.uint8))
-            seen = [self._own.slot(self._own.count)[: part.nbytes].view(part.dtype)] * (
-                1 + len(self._others)
-            )
+            self._put(purpose, tensor.nbytes, part.view(torch.uint8).numpy())
+            seen = [self._own.slot(self._own.count)] * len(self._boxes)
             for other in self._others:
-                left = self._seen(other, purpose, tensor.nbytes)
-                seen[other] = left[: part.nbytes].view(part.dtype)
-            torch.add(seen[0], seen[1], out=part)
-            for more in seen[2:]:
+                seen[other] = self._seen(other, purpose, tensor.nbytes)
+            terms = [torch.from_numpy(slot[: part.nbytes]).view(part.dtype) for slot in seen]
+            torch.add(terms[0], terms[1], out=part)
+            for more in terms[2:]:
                 part += more
 
     def broadcast(self, purpose: str, memory: Tensor, source: int) -> None:
@@ -137,14 +136,14 @@ class Mailbox:
         Raises:
             RanksDisagreeError, PeerLostError: see `all_gather`.
         """
-        size = memory.shape[0]
+        size, whole = memory.shape[0], memory.numpy()
         for start in _parts(size):
-            part = memory[start : start + SLOT_BYTES]
+            part = whole[start : start + SLOT_BYTES]
             self._put(purpose, size, part if source == self._rank else part[:0])
             for other in self._others:
                 left = self._seen(other, purpose, size)
                 if other == source:
-                    part.copy_(left[: part.shape[0]])
+                    part[:] = left[: len(part)]
 
     def all_to_all(
         self, purpose: str, own: Tensor, table: Sequence[Sequence[int]], into: Tensor
@@ -159,23 +158,23 @@ class Mailbox:
             RanksDisagreeError, PeerLostError: see `all_gather`.
         """
         longest = max(sum(row) for row in table)
+        source, target = own.numpy(), into.numpy()
         pieces = []  # where this rank's piece begins in the message of each, and in `into`
         end = 0
         for row in table:
             pieces.append((sum(row[: self._rank]), row[self._rank], end))
             end += row[self._rank]
         first, size, place = pieces[self._rank]
-        into[place : place + size] = own[first : first + size]
+        target[place : place + size] = source[first : first + size]
         for start in _parts(longest):
-            self._put(purpose, longest, own[start : start + SLOT_BYTES])
+            self._put(purpose, longest, source[start : start + SLOT_BYTES])
             for other in self._others:
                 left = self._seen(other, purpose, longest)
                 first, size, place = pieces[other]
                 low, high = max(first, start), min(first + size, start + SLOT_BYTES)
                 if low < high:
-                    into[place + low - first : place + high - first] = left[low - start :][
-                        : high - low
-                    ]
+                    found = left[low - start : high - start]
+                    target[place + low - first : place + high - first] = found
 
     def meet_for(self, purpose: str) -> None:
         """Wait until every rank is here for the same reason.
@@ -205,17 +204,17 @@ class Mailbox:
         finally:
             self._own.counters[_WAITS_FOR] = 0
 
-    def _put(self, purpose: str, size: int, part: Tensor | None) -> None:
+    def _put(self, purpose: str, size: int, part: np.ndarray | None) -> None:
         """Leave one part of a message."""
         box = self._own
         number = box.count + 1
         text = purpose.encode()[:_PURPOSE_BYTES]
         box.write_head(number, _HEAD.pack(size, len(text)) + text)
-        if part is not None and part.shape[0] > 0:
-            box.slot(number)[: part.shape[0]] = part
+        if part is not None:
+            box.slot(number)[: len(part)] = part
         box.counters[_LEFT] = number
 
-    def _seen(self, other: int, purpose: str, size: int) -> Tensor:
+    def _seen(self, other: int, purpose: str, size: int) -> np.ndarray:
         """The slot with another rank's part, as numerous as this rank's last; waits for it."""
         number = self._own.count
         box = self._boxes[other]
@@ -276,11 +275,10 @@ class _Box:
         self._file = file
         self._memory = mmap.mmap(file, _FILE_BYTES)
         self.counters = memoryview(self._memory)[_COUNTERS : _COUNTERS + 256].cast("q")
+        # No tensors: a rank's memory is counted by its tensors, and most of this is the others'.
         self._slots = [
-            torch.frombuffer(
-                self._memory, dtype=torch.uint8, count=SLOT_BYTES, offset=start + _HEAD_BYTES
-            )
-            for start in (self._start(0), self._start(1))
+            np.frombuffer(self._memory, np.uint8, SLOT_BYTES, self._start(number) + _HEAD_BYTES)
+            for number in (0, 1)
         ]
         self._born = _birth_of(address.process)
         weakref.finalize(self, os.close, file)
@@ -309,7 +307,7 @@ class _Box:
         """Parts left so far."""
         return self.counters[_LEFT]
 
-    def slot(self, number: int) -> Tensor:
+    def slot(self, number: int) -> np.ndarray:
         """Where part `number` is, uint8 ``[SLOT_BYTES]``."""
         return self._slots[number % 2]
 
