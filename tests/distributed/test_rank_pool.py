@@ -69,4 +69,4 @@ def test_gloo_kills_a_rank_that_gathers_unequal_parts() -> None:
         RankPool() as pool,
         pytest.raises(RankFailure, match=r"gather_unequal_sizes: rank \d died with exit code -6"),
     ):
-        pool.run(gather_unequal_sizes, 2)
+        pool.run(gather_unequal_sizes, 2, shared_memory=False)

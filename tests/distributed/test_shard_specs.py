@@ -338,7 +338,7 @@ def test_a_planted_bug_is_seen(rank_pool: RankPool, bug: str) -> None:
 
 def test_ranks_at_different_nodes_do_not_mix_their_bounds(rank_pool: RankPool) -> None:
     for told in rank_pool.run(gather_other_rows, 3, timeout=120):
-        assert "rank 0 at node 0, rows (2, 2, 2)" in told and "rank 1 at node 1" in told
+        assert "rank 0 at data.node 0, rows (2, 2, 2)" in told and "rank 1 at data.node 1" in told
 
 
 @pytest.mark.parametrize("fails_at", [2, 9, 13, -1, -4])
