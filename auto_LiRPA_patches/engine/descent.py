@@ -9,7 +9,7 @@ Reference: Wang et al. 2021 (arXiv 2103.06624), section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -91,9 +91,10 @@ class _Descent:
         if self.closed_form:
             batch = batch.packed()
         self.places = batch.places
-        self.best = torch.full_like(batch.rows.flatten(2)[..., 0], -torch.inf)
-        self.kept = Optimized(self.best, dict(batch.alphas), dict(batch.betas))
-        self.place = torch.arange(batch.count, device=batch.rows.device)
+        lower = torch.full_like(batch.rows.flatten(2)[..., 0], -torch.inf)
+        self.result = Optimized(lower, dict(batch.alphas), dict(batch.betas))
+        self.best = self.result  # of those that are still in the batch
+        self.place: Tensor | None = None  # where in the result they belong; None = everywhere
         self.working = _leaves(batch, None)
         self.gradient = _in_closed_form if self.closed_form else _by_autograd
         if self.closed_form:
@@ -113,7 +114,9 @@ class _Descent:
             lower, gradients = self.gradient(self.working, self.state)
             last = iteration == options.iterations
             self._keep(lower)
-            wanted = open_rows(self.best)[:, self.place]
+            wanted = open_rows(self._best_of_all())
+            if self.place is not None:
+                wanted = wanted[:, self.place]
             if stop_early and not bool(wanted.any()):
                 break
             if last or out_of_time(0.0):
@@ -124,11 +127,26 @@ class _Descent:
                 self.working.graph.neurons.agree_on(moved)
             if options.prune_ratio is not None and iteration % _NARROW_EVERY == _NARROW_EVERY - 1:
                 self._narrow(wanted.any(dim=0), options.prune_ratio)
-        return replace(self.kept, lower=self.best, betas=self._kept_betas())
+        self._put_back()
+        return replace(self.result, betas=self._kept_betas())
+
+    def _best_of_all(self) -> Tensor:
+        """Best bounds ``[S, B]`` of all subproblems."""
+        if self.place is not None:
+            self.result.lower[:, self.place] = self.best.lower
+        return self.result.lower
+
+    def _put_back(self) -> None:
+        """Bring the result up to date with what those in the batch met."""
+        self._best_of_all()
+        if self.place is None:
+            return
+        for own, kept in zip(_tensors(self.best), _tensors(self.result), strict=True):
+            kept.index_copy_(-2, self.place, own)
 
     def _kept_betas(self) -> dict[int, Tensor]:
         """One per feature."""
-        found = dict(self.kept.betas)
+        found = dict(self.result.betas)
         for index, places in self.places.items():
             own = found[index]
             every = own.new_zeros(*own.shape[:2], self.widths[index])
@@ -136,43 +154,40 @@ class _Descent:
         return found
 
     def _keep(self, lower: Tensor) -> None:
-        """Take over bounds that improved, with their α and β (whole rows: no mask, no where)."""
-        better = lower > self.best[:, self.place]
-        # Finite bounds come of finite α and β, and between finite ends this is a choice.
-        if len(self.place) == self.best.shape[1] and bool(lower.isfinite().all()):
-            torch.maximum(self.best, lower, out=self.best)
-            every = bool(better.all())
-            chosen = better.to(lower.dtype).unsqueeze(-1)
-            for own, kept in self._own_and_kept():
-                if every:
-                    kept.copy_(own.detach())
-                else:
-                    kept.lerp_(own.detach(), chosen)
+        """Take over bounds that improved, with their α and β."""
+        best = self.best.lower
+        better = lower > best
+        pairs = list(zip(_tensors(self.working), _tensors(self.best), strict=True))
+        if not bool(lower.isfinite().all()):
+            # No mask of choices: what is not finite would enter into it.
+            best.copy_(torch.where(better, lower, best))
+            for row in range(better.shape[0]):
+                chosen = better[row].nonzero().squeeze(1)
+                for own, kept in pairs:
+                    source = own.detach()[..., row, :, :].index_select(-2, chosen)
+                    kept[..., row, :, :].index_copy_(-2, chosen, source)
             return
-        self.best[:, self.place] = torch.where(better, lower, self.best[:, self.place])
-        for row in range(better.shape[0]):
-            chosen = better[row].nonzero().squeeze(1)
-            for own, kept in self._own_and_kept():
-                source = own.detach()[..., row, :, :].index_select(-2, chosen)
-                kept[..., row, :, :].index_copy_(-2, self.place[chosen], source)
-
-    def _own_and_kept(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for own, kept in (
-            (self.working.alphas, self.kept.alphas),
-            (self.working.betas, self.kept.betas),
-        ):
-            for index, tensor in own.items():
-                yield tensor, kept[index]
+        # Finite bounds come of finite α and β, and between finite ends this is a choice.
+        torch.maximum(best, lower, out=best)
+        every = bool(better.all())
+        chosen = better.to(lower.dtype).unsqueeze(-1)
+        for own, kept in pairs:
+            if every:
+                kept.copy_(own.detach())
+            else:
+                kept.lerp_(own.detach(), chosen)
 
     def _narrow(self, unfinished: Tensor, ratio: float) -> None:
         """Go on without the finished subproblems once they are worth the copying."""
         finished = 1.0 - float(unfinished.double().mean())
         if finished in (0.0, 1.0) or finished < ratio:
             return
+        self._put_back()
         index = unfinished.nonzero().squeeze(1)
         settled = self.state.relaxed
         self.working = _leaves(self.working, index)
-        self.place = self.place[index]
+        self.place = index if self.place is None else self.place[index]
+        self.best = _select(self.best, index)
         self.state = self.working.relaxations()
         if self.closed_form:
             for activation in self.working.alphas:
@@ -253,6 +268,21 @@ def _in_beta(batch: Subproblems, index: int, values: Tensor) -> Tensor:
     if index in batch.places:
         values = values.gather(2, batch.places[index].expand(values.shape[0], -1, -1))
     return batch.against[index] * values
+
+
+def _tensors(source: Subproblems | Optimized) -> list[Tensor]:
+    """Every α, then every β."""
+    return [*source.alphas.values(), *source.betas.values()]
+
+
+def _select(best: Optimized, index: Tensor) -> Optimized:
+    """A copy for the subproblems at `index`."""
+    with counted_as(MemoryKind.MULTIPLIERS):
+        return Optimized(
+            best.lower[:, index],
+            {key: own.index_select(-2, index) for key, own in best.alphas.items()},
+            {key: own.index_select(-2, index) for key, own in best.betas.items()},
+        )
 
 
 def _leaves(batch: Subproblems, index: Tensor | None) -> Subproblems:

@@ -33,6 +33,9 @@ class WeightHandle:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    def __hash__(self) -> int:
+        return self.index  # the rest is compared; it is asked for at every gather
+
 
 @dataclass(frozen=True)
 class ParameterShare:

@@ -61,6 +61,9 @@ def activation_branch_and_bound(
 
 
 _LEAVES_PER_ASK = 16
+# Of the children that a step is worth taking for (`Bounding.worthwhile`), those that make it
+# hardly longer.
+_FRACTION = 4
 _MANY = 1 << 40
 _NOUN = "subproblems"
 
@@ -159,7 +162,11 @@ class _Tree:
         if not any(counts):
             return 1, 0
         taken = sum(counts) * pool.size // group.size
-        levels = self.size.levels(taken, min(fewest for _, fewest in rows))
+        # In the first rounds all ranks but one would stand idle. How many splits there are then at
+        # once depends on the number of ranks, which synchronous rounds must not.
+        is_free = pool.size > 1 and not alike
+        enough = pool.size * self.bounding.worthwhile // _FRACTION if is_free else 0
+        levels = self.size.levels(taken, min(fewest for _, fewest in rows), enough)
         self.bounding.fit_tiles(sum(counts) << levels)
         return levels, max(counts)
 

@@ -34,14 +34,15 @@ class BatchSize:
             return self
         return replace(self, size=2 * self.size)
 
-    def levels(self, taken: int, fewest_open: int) -> int:
+    def levels(self, taken: int, fewest_open: int, children: float = 0.0) -> int:
         """Neurons each subproblem is split at, 2^levels children each; at least one.
 
         Args:
             taken: subproblems that are split, of all ranks together.
             fewest_open: open neurons of the subproblem that has the fewest.
+            children: wanted, if more than `min_children`.
         """
-        levels = 1
-        while levels < fewest_open and taken << (levels + 1) <= self.min_children:
+        levels, wanted = 1, max(self.min_children, children)
+        while levels < fewest_open and taken << (levels + 1) <= wanted:
             levels += 1
         return levels

@@ -42,7 +42,8 @@ class TreeAttack:
         """
         context = self._context
         finds = context.finds()
-        inside, margins = context.closest(points, _WALKERS)
+        # Every rank moves its own, and all together as many as one rank would.
+        inside, margins = context.closest(points, -(-_WALKERS // context.partners.pool.size))
         if (margins[:1] <= 0).any() and finds.accept(inside[0]) is not None:
             return finds.first
         if may_move and is_due(rounds, self._period):

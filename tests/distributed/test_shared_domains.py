@@ -29,11 +29,13 @@ from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import activation, exchange, share, stop
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import PartnerError, Partners
+from complete_verifier.bab.share import next_batch
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.model.network import Network
@@ -266,6 +268,34 @@ def test_verdicts_of_boxes_beside_the_minimum(
         assert len({outcome.domains_visited for outcome, *_ in found}) == 1
         if expected is Ending.PROVEN:
             assert all(largest > 0 for *_, largest in found)  # every rank had work
+
+
+def take_a_batch(ranks: Ranks, waiting: list[int], least: int) -> int:
+    """How many of a batch of 100 this rank takes, of pools with so many boxes."""
+    pool, rank = BoxPool(), ranks.data.rank
+    boxes = root_boxes(torch.zeros(1), torch.ones(1), torch.zeros(1, dtype=torch.bool))
+    for _ in range(10):
+        boxes = halve(boxes, torch.zeros(boxes.count, dtype=torch.int64))
+    first = sum(waiting[:rank])
+    pool.add(boxes.select(torch.arange(first, first + waiting[rank])))
+    partners = Partners(ranks.data, Communicator.single("weights"))
+    return next_batch(partners, pool, 100, waiting, in_order=False, least=least).count
+
+
+@pytest.mark.parametrize(
+    ("waiting", "least", "taken"),
+    [
+        ([300, 300], 1, [50, 50]),
+        ([300, 300], 70, [70, 70]),
+        ([300, 300, 300], 5000, [100, 100, 100]),
+        ([600, 0], 5000, [100, 100]),
+        ([20, 4], 5000, [12, 12]),
+    ],
+)
+def test_ranks_take_batches_that_are_worth_their_steps(
+    rank_pool: RankPool, waiting: list[int], least: int, taken: list[int]
+) -> None:
+    assert rank_pool.run(take_a_batch, len(waiting), waiting, least) == taken
 
 
 def leaves_until_late(ranks: Ranks, module: nn.Module, where: Region, own: list[int]) -> int:

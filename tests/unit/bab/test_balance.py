@@ -6,7 +6,9 @@ A failure is a subproblem that is sent but not received, or a rank without work.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from auto_LiRPA_patches.sharding.collectives import Communicator
 from complete_verifier.bab.balance import even, evened_out, lightened, transfers
 from complete_verifier.bab.exchange import _pack, _unpack, check_conserved
 from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
+from complete_verifier.bab.input_split import number_of_blocks
 from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.share import next_batch, next_blocks
 from tests.unit.bab.test_domain_pool import batch_of, check
@@ -87,6 +90,58 @@ def test_a_change_in_number_or_in_content_is_an_error() -> None:
             check_conserved(alone, (3, 77), after)
 
 
+def test_blocks_are_of_equal_work() -> None:
+    """Boxes of which all inputs are tried come with many times the children of others."""
+    boxes = root_boxes(torch.zeros(2), torch.ones(2), torch.zeros(1, dtype=torch.bool))
+    for number in range(6):
+        boxes = halve(boxes, torch.full((boxes.count,), number % 2))
+    pool = BoxPool()
+    deep = torch.where(boxes.path < boxes.path.sort().values[16], 8, 6).int()
+    pool.add(replace(boxes, depth=deep))
+    blocks = next_blocks(
+        Partners.alone(),
+        pool,
+        64,
+        [64],
+        lambda keys: np.where(keys[:, 3] == 8, 6, 2),
+        lambda work: {16 * 6 + 48 * 2: 4}[work],
+    )
+    assert [block.count for block in blocks] == [8, 8, 24, 24]
+    assert [int((block.depth == 8).sum()) for block in blocks] == [8, 8, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("work", "most", "number"),
+    [
+        (2, 200, 1),
+        (80, 200, 1),
+        (90, 200, 2),
+        (250, 200, 4),
+        (400, 200, 6),
+        (700, 200, 12),
+        (2400, 200, 12),
+        (2500, 200, 24),
+        (90, 10, 12),
+        (0, 200, 1),
+    ],
+)
+def test_blocks_are_as_many_for_each_of_two_to_four_ranks(
+    work: int, most: int, number: int
+) -> None:
+    assert number_of_blocks(work, most) == number
+
+
+def test_a_rank_takes_what_a_step_is_worth_but_no_more_than_a_batch() -> None:
+    for least, taken in ((1, 100), (60, 100), (300, 100)):
+        pool = BoxPool()
+        boxes = root_boxes(torch.zeros(2), torch.ones(2), torch.zeros(1, dtype=torch.bool))
+        for number in range(8):
+            boxes = halve(boxes, torch.full((boxes.count,), number % 2))
+        pool.add(boxes)
+        alone = Partners.alone()
+        assert next_batch(alone, pool, 100, [256], in_order=False, least=least).count == taken
+
+
 def test_blocks_hold_the_first_boxes_in_the_order_of_their_paths() -> None:
     boxes = root_boxes(torch.zeros(2), torch.ones(2), torch.zeros(1, dtype=torch.bool))
     for number in range(7):
@@ -94,7 +149,9 @@ def test_blocks_hold_the_first_boxes_in_the_order_of_their_paths() -> None:
     margins = -torch.rand(boxes.count, generator=torch.Generator().manual_seed(0)).double()
     pool = BoxPool()
     pool.add(boxes.rebuilt([*boxes.tensors[:3], margins, *boxes.tensors[4:]]))
-    blocks = next_blocks(Partners.alone(), pool, 50, [128], 16)
+    blocks = next_blocks(
+        Partners.alone(), pool, 50, [128], lambda keys: np.full(len(keys), 3), lambda work: 4
+    )
     assert [block.count for block in blocks] == [13, 12, 13, 12]
     taken = torch.cat([block.margin for block in blocks])
     assert float(taken.max()) < pool.worst_margin

@@ -67,3 +67,8 @@ def test_force_synchronous_overrules_what_would_make_work_depend_on_time_or_memo
     assert found.by_bound and not found.first_batch().may_grow
     assert found.own_beta.prune_ratio is None
     assert settings().own_beta.prune_ratio == 0.2
+
+
+def test_more_children_may_be_wanted_than_the_config_says() -> None:
+    size = BatchSize(size=500, may_grow=True, min_children=10.0)
+    assert [size.levels(1, 9, children) for children in (0, 10, 32, 1e9)] == [3, 3, 5, 9]

@@ -134,6 +134,19 @@ def test_slopes_may_be_optimised_where_they_are() -> None:
     assert torch.equal(own.alphas[:32], found.alphas[:32])  # whole tiles are views of the batch
 
 
+@pytest.mark.parametrize(
+    ("count", "height"), [(1, 16), (64, 16), (65, 32), (200, 64), (512, 128), (9999, 128)]
+)
+def test_a_round_of_few_subproblems_is_cut_into_low_tiles(count: int, height: int) -> None:
+    """One of 128, filled up, would leave other ranks without any, and take as long for one."""
+    bounding = _bounding(_wide()[2], in_tiles=True)
+    bounding.fit_tiles(count)
+    assert bounding.part_size() == height
+    low = _bounding(_wide()[2], in_tiles=True, tile_size=48)
+    low.fit_tiles(count)
+    assert low.part_size() == min(height, 48)
+
+
 def test_a_tile_takes_the_memory_of_a_few_tables() -> None:
     """In tables ``[128, T]``: what is returned, α, best α, two moments, two lines, and per pass the
     coefficients with the line each took. Bounds kept beside the lines would be two more, the lines
