@@ -26,6 +26,8 @@ class InputAttack:
 
     def __init__(self, context: BabContext) -> None:
         self._context = context
+        # Every rank moves its own, and all together as many as one rank would.
+        self._walkers = -(-_WALKERS // context.partners.pool.size)
 
     def look(self, bounded: Bounded) -> Counterexample | None:
         """Try the centre of every box and the corner where its bound is attained."""
@@ -44,7 +46,7 @@ class InputAttack:
         centres = _array(boxes.lower / 2 + boxes.upper / 2)
         with torch.no_grad():
             outputs = context.network.forward(torch.from_numpy(centres)).cpu().numpy()
-        nearest = np.argsort(context.region.margins(outputs), kind="stable")[:_WALKERS]
+        nearest = np.argsort(context.region.margins(outputs), kind="stable")[: self._walkers]
         return repair(
             context.network.forward,
             context.region,
@@ -57,7 +59,7 @@ class InputAttack:
         """Descend from the centres of the boxes with the smallest margins."""
         if boxes.count == 0:
             return None
-        worst = boxes.margin.topk(min(_WALKERS, boxes.count), largest=False).indices
+        worst = boxes.margin.topk(min(self._walkers, boxes.count), largest=False).indices
         low, high = boxes.lower[worst], boxes.upper[worst]
         context = self._context
         return descend(

@@ -68,7 +68,7 @@ _WALK_PERIOD = 32
 # twenty children, so that fewer than this are left together.
 _BLOCKS = 12
 _FEWER_BLOCKS = (1, 2, 4, 6)
-_WORTH_A_BLOCK = 80
+_WORTH_A_BLOCK = 48
 _DEPTH = 3  # column of the keys of boxes
 
 
