@@ -97,8 +97,36 @@ class _Tree:
         self.stand_in = every.select(torch.arange(1))
         self.branches = self.no_branches = _Branches(every.select(torch.arange(0)), None)
         partners = self.partners.pool
-        self.pool.add(every.select(torch.arange(every.count)[partners.rank :: partners.size]))
-        self.total = self._count(None)
+        own = every.select(torch.arange(every.count)[partners.rank :: partners.size])
+        self.total = self._count(self.partners.attempt(lambda: self._begin(own, every.count)))
+
+    def _begin(self, own: DomainBatch, total: int) -> None:
+        """Put this rank's subproblems into its pool.
+
+        Where there are fewer of all ranks than ranks, and these may do other work than one rank
+        would, they are split before anything is bounded: all but one would stand idle for a round.
+        """
+        if own.count and self._is_free and total < self.partners.pool.size:
+            is_open = self.bounding.splittable(own)
+            levels = (-(-self.partners.pool.size // total) - 1).bit_length()
+            if levels <= int(is_open.sum(dim=1).min()):
+                own = self._split_first(own, is_open, levels)
+        self.pool.add(own)
+
+    def _split_first(self, own: DomainBatch, is_open: Tensor, levels: int) -> DomainBatch:
+        """Children with their parents' bounds; the parents where memory does not hold more."""
+        try:
+            return self._split(own, look(self.bounding, own, is_open)[0], levels)
+        except Exception as error:
+            if self.partners.layers_split or not ran_out_of_memory(error):
+                raise
+        return own
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether there are ranks that decide for themselves, and need not do one rank's work."""
+        partners = self.partners
+        return partners.pool.size > 1 and not (self.settings.synchronous or partners.in_step)
 
     def run(self) -> BabOutcome:
         """Rounds until every subproblem is excluded or a limit is met."""
@@ -154,8 +182,7 @@ class _Tree:
         all had as many subproblems. A collective otherwise.
         """
         pool = self.partners.pool
-        alike = self.settings.synchronous or self.partners.in_step
-        group = pool if alike else Communicator.single()
+        group = Communicator.single() if self._is_free else pool
         own = [branches.batch.count, branches.fewest_open]
         rows = group.all_gather_integers("subproblems to split", own)
         counts = [count for count, _ in rows]
@@ -164,8 +191,7 @@ class _Tree:
         taken = sum(counts) * pool.size // group.size
         # In the first rounds all ranks but one would stand idle. How many splits there are then at
         # once depends on the number of ranks, which synchronous rounds must not.
-        is_free = pool.size > 1 and not alike
-        enough = pool.size * self.bounding.worthwhile // _FRACTION if is_free else 0
+        enough = pool.size * self.bounding.worthwhile // _FRACTION if self._is_free else 0
         levels = self.size.levels(taken, min(fewest for _, fewest in rows), enough)
         self.bounding.fit_tiles(sum(counts) << levels)
         return levels, max(counts)

@@ -118,6 +118,15 @@ def meet_with_other_sizes(ranks: Ranks) -> str:
     return "no error"
 
 
+def meet_with_long_purposes(ranks: Ranks) -> str:
+    """They differ behind what is told of them."""
+    try:
+        ranks.world.all_gather_integers("x" * 5000 + str(ranks.world.rank), [1])
+    except RankMismatchError as error:
+        return str(error)
+    return "no error"
+
+
 def meet_where_objects_are_sent(ranks: Ranks) -> str:
     """One goes over the network, where the other would never come."""
     try:
@@ -205,6 +214,8 @@ def test_ranks_at_different_collectives_learn_it_whatever_their_sizes(rank_pool:
         assert "rank 0 at world.all_gather (16 bytes), rank 1 at world.all_reduce_sum" in message
     for message in rank_pool.run(meet_with_other_sizes, 3):
         assert "rank 0 at world.all_gather (16 bytes), rank 1 at world.all_gather (20" in message
+    for message in rank_pool.run(meet_with_long_purposes, 2):
+        assert "at the same collective" in message
     for message in rank_pool.run(meet_where_objects_are_sent, 2):
         assert "rank 0 at world.all_gather_object, rank 1 at world.barrier" in message
 

@@ -221,6 +221,19 @@ def test_verdicts_beside_the_true_minimum(
         assert len(points) == 1 and (None in points) == (expected is Ending.PROVEN)
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_ranks_do_not_wait_for_the_first_subproblem(rank_pool: RankPool, synchronous: bool) -> None:
+    """It is split before anything is bounded, unless rounds have to be those of one rank."""
+    module, where = beside_the_minimum(0.02)
+    settings = replace(SETTINGS, synchronous=synchronous, max_iterations=1)
+    for size, kind, waiting in ((2, WHOLE, 2), (3, APART, 4), (4, WHOLE, 4), (2, IN_STEP, 1)):
+        for _, rounds, _ in on_ranks(rank_pool, search, size, module, where, settings, kind):
+            done, visited, found, worst = rounds[0]
+            assert (done, visited, found) == (0, 0, 1 if synchronous else waiting)
+            assert worst < 0
+            assert synchronous or kind == IN_STEP or rounds[1][1] >= 2 * waiting
+
+
 def boxes() -> tuple[nn.Module, Region]:
     """Twelve rounds of 64 boxes leave some open."""
     where = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], -1.35))

@@ -24,6 +24,7 @@ import platform
 import struct
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,8 @@ from auto_LiRPA_patches.errors import RanksDisagreeError
 from auto_LiRPA_patches.sharding.host_file import Address, anonymous_file, open_file
 
 SLOT_BYTES = 1 << 19
-_HEAD = struct.Struct("<qq")  # bytes of the whole message, bytes of its purpose
+# Bytes of the whole message; bytes of its purpose, as much of it as is told; and a hash of all.
+_HEAD = struct.Struct("<qqq")
 _HEAD_BYTES = 4096
 _COUNTERS = 64  # where they begin in the file
 _FILE_BYTES = _HEAD_BYTES + 2 * (_HEAD_BYTES + SLOT_BYTES)
@@ -208,8 +210,7 @@ class Mailbox:
         """Leave one part of a message."""
         box = self._own
         number = box.count + 1
-        text = purpose.encode()[:_PURPOSE_BYTES]
-        box.write_head(number, _HEAD.pack(size, len(text)) + text)
+        box.write_head(number, _head(purpose, size))
         if part is not None:
             box.slot(number)[: len(part)] = part
         box.counters[_LEFT] = number
@@ -220,8 +221,7 @@ class Mailbox:
         box = self._boxes[other]
         if box.count < number:
             self._wait(other, number)
-        text = purpose.encode()[:_PURPOSE_BYTES]
-        if not box.begins_with(number, _HEAD.pack(size, len(text)) + text):
+        if not box.begins_with(number, _head(purpose, size)):
             self._explain(number)
         return box.slot(number)
 
@@ -300,7 +300,13 @@ class _Box:
     def opened(address: Address) -> _Box | None:
         """Another process's box; None if it is not on this host, or not ours to open."""
         file = open_file(address, os.O_RDWR)
-        return None if file is None else _Box(file, address)
+        if file is None:
+            return None
+        try:
+            return _Box(file, address)
+        except (OSError, ValueError):  # no room to map it
+            os.close(file)
+            return None
 
     @property
     def count(self) -> int:
@@ -324,7 +330,7 @@ class _Box:
     def said(self, number: int) -> str:
         """What part `number` is of."""
         start = self._start(number)
-        size, length = _HEAD.unpack_from(self._memory, start)
+        size, length, _ = _HEAD.unpack_from(self._memory, start)
         text = self._memory[start + _HEAD.size : start + _HEAD.size + length].decode(
             errors="replace"
         )
@@ -336,6 +342,12 @@ class _Box:
 
     def _start(self, number: int) -> int:
         return _HEAD_BYTES + (number % 2) * (_HEAD_BYTES + SLOT_BYTES)
+
+
+def _head(purpose: str, size: int) -> bytes:
+    text = purpose.encode()
+    told = text[:_PURPOSE_BYTES]
+    return _HEAD.pack(size, len(told), zlib.crc32(text)) + told
 
 
 def _parts(size: int) -> range:
