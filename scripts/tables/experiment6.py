@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from bench_bab import arguments_of, open_case
@@ -14,6 +15,7 @@ from bench_bab import arguments_of, open_case
 from auto_LiRPA_patches.errors import VerifierError
 from auto_LiRPA_patches.sharding.memory_kinds import MemoryKind
 from auto_LiRPA_patches.sharding.memory_meter import MemoryMeter
+from complete_verifier.bab.bounding import Bounding
 from complete_verifier.config.bab import BabConfig
 from tables.ranks import CONFIGS, Setting
 from tables.table import MEGABYTE, Table
@@ -116,7 +118,8 @@ def working_set(folder: Path, tile: int) -> float:
     case = open_case(arguments_of().parse_args([str(network), str(spec), *_EFFORT, *sizes]))
     if case is None:
         raise VerifierError(f"{spec}: nothing is left to branch on")
-    with MemoryMeter() as meter:
+    # So small a round would be cut finer, that several ranks get a share; a full batch is not.
+    with patch.object(Bounding, "fit_tiles"), MemoryMeter() as meter:
         meter.track(*case.network.graph.weights.held(), kind=MemoryKind.WEIGHTS)
         case.run(1)
     return meter.peak_bytes / MEGABYTE
