@@ -227,6 +227,7 @@ class _MovedWeights:
                 dtype=first.dtype,
                 device=self._device,
             )
+            self._names.update(block.name for block in self._known[first.index, cut])
         return self._known[first.index, cut]
 
     def _register(self, handle: WeightHandle, cut: _Cut, part: Tensor) -> WeightHandle:
@@ -244,7 +245,8 @@ class _MovedWeights:
         return self._known[key][0]
 
     def _new_name(self, name: str, cut: _Cut) -> str:
-        if name in self._names:  # tied weights that are cut in two ways
+        taken = name in self._names or any(own.startswith(f"{name}[") for own in self._names)
+        if taken:  # tied weights that are cut in two ways
             name = f"{name}, cut along axis {cut.axis}"
         self._names.add(name)
         return name

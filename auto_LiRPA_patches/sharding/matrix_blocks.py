@@ -50,7 +50,9 @@ def matrix_name(blocks: Sequence[WeightHandle]) -> str:
 def part_of(
     weights: WeightSource, blocks: Sequence[WeightHandle], axis: int, start: int, size: int
 ) -> Tensor:
-    """A copy of rows (axis 0) or columns (axis 1) ``start .. start + size`` of a matrix."""
+    """Rows (axis 0) or columns (axis 1) ``start .. start + size`` of a matrix, as a tensor that
+    keeps no more than these alive.
+    """
     if axis == 1:
         return torch.cat([weights.part(block, 1, start, size) for block in blocks])
     found, first = [], 0

@@ -61,9 +61,9 @@ def activation_branch_and_bound(
 
 
 _LEAVES_PER_ASK = 16
-# Of the children that a step is worth taking for (`Bounding.worthwhile`), those that make it
-# hardly longer.
-_FRACTION = 4
+# Children that each rank makes of a few subproblems in the first round, at most: of those that a
+# step is worth taking for (`Bounding.worthwhile`) so many make it hardly longer.
+_FRACTION, _FIRST_CHILDREN = 4, 32
 _MANY = 1 << 40
 _NOUN = "subproblems"
 
@@ -189,12 +189,19 @@ class _Tree:
         if not any(counts):
             return 1, 0
         taken = sum(counts) * pool.size // group.size
-        # In the first rounds all ranks but one would stand idle. How many splits there are then at
-        # once depends on the number of ranks, which synchronous rounds must not.
-        enough = pool.size * self.bounding.worthwhile // _FRACTION if self._is_free else 0
-        levels = self.size.levels(taken, min(fewest for _, fewest in rows), enough)
+        levels = self.size.levels(taken, min(fewest for _, fewest in rows), self._first_children())
         self.bounding.fit_tiles(sum(counts) << levels)
         return levels, max(counts)
+
+    def _first_children(self) -> int:
+        """Children wanted of all ranks where all but one would stand idle else, which is at first.
+
+        They depend on the number of ranks, which synchronous rounds must not.
+        """
+        if not self._is_free or self.own.rounds > 1:
+            return 0
+        own = min(self.bounding.worthwhile // _FRACTION, _FIRST_CHILDREN, self.size.size)
+        return self.partners.pool.size * own
 
     def _work(self, branches: _Branches, levels: int, most: int, rounds: int) -> None:
         """Split and bound; where ranks compute in step, `most` subproblems on each of them."""

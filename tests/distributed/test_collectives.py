@@ -41,11 +41,12 @@ def gather_every_dtype(ranks: Ranks) -> list[Tensor]:
     return [ranks.world.all_gather(part.to(dtype)) for dtype in DTYPES]
 
 
-def gather_odd_shapes(ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+def gather_odd_shapes(ranks: Ranks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     part = _part(ranks.world.rank, 4, 6)
     into = ranks.world.gather_buffer(part)
     filled = ranks.world.all_gather(part, into=into)
-    return ranks.world.all_gather(part.T[1:]), ranks.world.all_gather(part[0, 0]), filled
+    views, scalars = ranks.world.all_gather(part.T[1:]), ranks.world.all_gather(part[0, 0])
+    return views, scalars, filled, ranks.world.all_gather(part[:1, 2])  # one element, stride 6
 
 
 def gather_uneven(ranks: Ranks, sizes: list[int]) -> Tensor:
@@ -195,10 +196,11 @@ def test_all_gather_stacks_every_ranks_part(run: Run, world_size: int) -> None:
 @worlds
 def test_all_gather_takes_views_scalars_and_a_given_buffer(run: Run, world_size: int) -> None:
     parts = torch.stack([_part(rank, 4, 6) for rank in range(world_size)])
-    for views, scalars, filled in run(gather_odd_shapes, world_size):
+    for views, scalars, filled, ones in run(gather_odd_shapes, world_size):
         assert torch.equal(views, parts.transpose(1, 2)[:, 1:])
         assert torch.equal(scalars, parts[:, 0, 0])
         assert torch.equal(filled, parts)
+        assert torch.equal(ones, parts[:, :1, 2])
 
 
 @pytest.mark.parametrize("sizes", [[3, 1], [0, 2], [0, 0], [2, 0, 5], [1, 1, 1], [0, 7, 0, 1]])

@@ -110,6 +110,17 @@ def meet_with_the_same_bytes(ranks: Ranks) -> str:
     return "no error"
 
 
+def meet_with_other_kinds(ranks: Ranks) -> list[str]:
+    """Numbers of another kind, and another source: as many bytes."""
+    world = ranks.world
+    kind = torch.int32 if world.rank else torch.float32
+    with pytest.raises(RankMismatchError) as kinds:
+        world.all_reduce_sum(torch.ones(4, dtype=kind))
+    with pytest.raises(RankMismatchError) as sources:
+        world.broadcast(torch.ones(4), source=world.rank)
+    return [str(kinds.value), str(sources.value)]
+
+
 def meet_with_other_sizes(ranks: Ranks) -> str:
     try:
         ranks.world.all_gather(torch.zeros(4 + ranks.world.rank))
@@ -211,9 +222,13 @@ def test_a_slot_that_is_used_again_too_soon_would_be_noticed(rank_pool: RankPool
 
 def test_ranks_at_different_collectives_learn_it_whatever_their_sizes(rank_pool: RankPool) -> None:
     for message in rank_pool.run(meet_with_the_same_bytes, 2):
-        assert "rank 0 at world.all_gather (16 bytes), rank 1 at world.all_reduce_sum" in message
+        said = "rank 0 at world.all_gather of torch.float32 (16 bytes), rank 1 at world.all_reduce"
+        assert said in message
+    for kinds, sources in rank_pool.run(meet_with_other_kinds, 2):
+        assert "of torch.float32 (16 bytes), rank 1 at world.all_reduce_sum of torch.int32" in kinds
+        assert "broadcast from 0 of torch.float32 (16 bytes), rank 1 at world.broad" in sources
     for message in rank_pool.run(meet_with_other_sizes, 3):
-        assert "rank 0 at world.all_gather (16 bytes), rank 1 at world.all_gather (20" in message
+        assert "float32 (16 bytes), rank 1 at world.all_gather of torch.float32 (20" in message
     for message in rank_pool.run(meet_with_long_purposes, 2):
         assert "at the same collective" in message
     for message in rank_pool.run(meet_where_objects_are_sent, 2):

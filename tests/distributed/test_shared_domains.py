@@ -8,7 +8,9 @@ bounded otherwise than on one rank.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from auto_LiRPA_patches.sharding.weights import WeightSource
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import activation, exchange, share, stop
 from complete_verifier.bab.activation import activation_branch_and_bound
+from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
@@ -232,6 +235,24 @@ def test_ranks_do_not_wait_for_the_first_subproblem(rank_pool: RankPool, synchro
             assert (done, visited, found) == (0, 0, 1 if synchronous else waiting)
             assert worst < 0
             assert synchronous or kind == IN_STEP or rounds[1][1] >= 2 * waiting
+
+
+def search_where_a_step_is_worth_any_number(ranks: Ranks, *arguments: Any) -> Any:
+    """As on an accelerator."""
+    with patch.object(Bounding, "worthwhile", 1 << 40):
+        return search(ranks, *arguments)
+
+
+def test_few_subproblems_are_split_into_no_more_than_a_batch(rank_pool: RankPool) -> None:
+    """However many a step is worth taking for: there are 192 neurons to split at."""
+    module, where = wide()
+    settings = replace(SETTINGS, max_iterations=3)
+    for found in on_ranks(
+        rank_pool, search_where_a_step_is_worth_any_number, 2, module, where, settings, WHOLE
+    ):
+        visited = [after - before for (_, before, *_), (_, after, *_) in pairwise(found[1])]
+        assert visited[0] <= 2 * settings.batch_size
+        assert max(visited) <= 2 * 2 * settings.batch_size
 
 
 def boxes() -> tuple[nn.Module, Region]:

@@ -32,6 +32,7 @@ from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
 from auto_LiRPA_patches.errors import SoundnessError
 from auto_LiRPA_patches.operators.interval import Interval
 from auto_LiRPA_patches.operators.linear_tp import AllNeurons, BoundLinearTPRow, OwnNeurons
+from auto_LiRPA_patches.sharding import matrix_blocks
 from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
 from auto_LiRPA_patches.sharding.weights import WeightSource
@@ -71,6 +72,27 @@ def _lone() -> Graph:
     return nets.graph_of(Lone().eval(), (5,), torch.float32)
 
 
+class Tied(nn.Module):
+    """One matrix in two layers, of which one is not split; input (24,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Linear(12, 12, bias=False)
+        self.down, self.up, self.last = nn.Linear(24, 8), nn.Linear(8, 12), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.tied(x.reshape(-1, 2, 12))).reshape(-1, 24)
+        h = torch.relu(self.up(torch.relu(self.down(h))))
+        return self.last(torch.relu(self.tied(h)))
+
+
+def _tied() -> Graph:
+    torch.manual_seed(4)
+    return nets.graph_of(Tied().eval(), (24,), torch.float32)
+
+
+# So that the names of the whole layer's blocks are those that its part's would have.
+MOST_AT_ONCE = 36
 # name -> graph, radius of the box, ranks
 NETWORKS: dict[str, tuple[Callable[[], Graph], float, tuple[int, ...]]] = {
     "lone": (_lone, 0.3, (2,)),
@@ -78,6 +100,8 @@ NETWORKS: dict[str, tuple[Callable[[], Graph], float, tuple[int, ...]]] = {
     "residual": (_net("residual"), 0.2, (2, 3, 4)),
     "sigmoid": (_net("sigmoid"), 0.3, (3,)),
     "ten layers": (_deep, 0.05, (2, 4)),
+    "ten layers in blocks": (_deep, 0.05, (3,)),
+    "tied in blocks": (_tied, 0.2, (2,)),
 }
 
 
@@ -94,7 +118,11 @@ def _rows(graph: Graph) -> SpecRows:
 def bounds_of(ranks: Ranks, name: str, refined: bool = True) -> dict[str, Any]:
     """Lower bounds of all outputs and their negatives by method; which nodes are split."""
     make, radius, _ = NETWORKS[name]
-    with mock.patch.object(zones, "_WORTH_WEIGHTS", 18):  # as if layers were large
+    most = MOST_AT_ONCE if name.endswith("in blocks") else matrix_blocks._MOST_AT_ONCE
+    with (
+        mock.patch.object(zones, "_WORTH_WEIGHTS", 18),  # as if layers were large
+        mock.patch.object(matrix_blocks, "_MOST_AT_ONCE", most),
+    ):
         graph = split_neurons(make(), ranks.tp, OneRankWeights(), refined=refined)
     box, rows, options = _box(graph, radius, 2), _rows(graph), BoundOptions()
     state = crown_relaxations(graph, box, options)

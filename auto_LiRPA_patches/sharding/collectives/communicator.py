@@ -58,7 +58,7 @@ class Communicator(MetadataGroup):
                 if mailbox is None:
                     all_gather_single(target, source, group=self._group)
                 else:
-                    mailbox.all_gather(f"{self._name}.all_gather", source, target)
+                    mailbox.all_gather(self._purpose("all_gather", tensor), source, target)
         return gathered
 
     def start_all_gather(self, tensor: Tensor, into: Tensor) -> PendingGather:
@@ -139,7 +139,7 @@ class Communicator(MetadataGroup):
             table = [[rows * width for rows in row] for row in self._table(send)]
             with self._collective("all_to_all_uneven"):
                 mailbox.all_to_all(
-                    f"{self._name}.all_to_all_uneven",
+                    self._purpose("all_to_all_uneven", tensor),
                     memory_of(tensor.contiguous()),
                     table,
                     memory_of(received),
@@ -168,7 +168,8 @@ class Communicator(MetadataGroup):
                 if mailbox is None:
                     dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self._group)
                 else:
-                    mailbox.all_reduce_sum(f"{self._name}.all_reduce_sum", tensor.view(-1))
+                    purpose = self._purpose("all_reduce_sum", tensor)
+                    mailbox.all_reduce_sum(purpose, tensor.view(-1))
         return tensor
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -182,10 +183,15 @@ class Communicator(MetadataGroup):
                 if mailbox is None:
                     dist.broadcast(memory, group_src=source, group=self._group)
                 else:
-                    mailbox.broadcast(f"{self._name}.broadcast", memory, source)
+                    purpose = self._purpose(f"broadcast from {source}", tensor)
+                    mailbox.broadcast(purpose, memory, source)
         return tensor
 
     # -- private ---------------------------------------------------------------------------
+
+    def _purpose(self, operation: str, tensor: Tensor) -> str:
+        """What ranks have to agree on, beside the number of bytes."""
+        return f"{self._name}.{operation} of {tensor.dtype}"
 
     def _table(self, send: Sequence[int]) -> list[list[int]]:
         """What each rank sends to each, ``[from][to]``."""
