@@ -72,6 +72,9 @@ class Interval:
             SoundnessError: they cross by more than rounding.
         """
         lower, upper = self.lower.detach(), self.upper.detach()
+        # In nearly every case one number tells all: it is NaN or below zero in each case below.
+        if lower.numel() and float((upper - lower).amin()) >= 0:
+            return self
         if bool(torch.isnan(lower).any() | torch.isnan(upper).any()):
             raise NonFiniteBoundError(f"{where}: a bound is not a number; it proves nothing.")
         if bool((lower == torch.inf).any() | (upper == -torch.inf).any()):

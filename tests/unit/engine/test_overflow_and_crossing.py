@@ -5,6 +5,9 @@ A failure means a proof from garbage.
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,6 +84,27 @@ def test_bounds_that_are_no_numbers_are_refused_by_name(bad: str) -> None:
 def test_infinite_bounds_on_their_own_side_are_sound() -> None:
     box = Interval(torch.tensor([[-torch.inf, 0.0]]), torch.tensor([[0.0, torch.inf]]))
     assert box.require_sound("layer") is box
+
+
+EXTREMES = (-math.inf, -1e38, -1.0, -1e-45, 0.0, 1e-45, 1.0, 3e38, math.inf, math.nan)
+
+
+@pytest.mark.parametrize(("low", "high"), list(product(EXTREMES, repeat=2)))
+def test_every_pair_of_extremes_is_judged_by_what_it_is(low: float, high: float) -> None:
+    """One number is looked at for most; it must let no other pair through."""
+    lower, upper = torch.tensor([0.0, low]), torch.tensor([1.0, high])
+    box = Interval(lower, upper)
+    if math.isnan(low) or math.isnan(high) or low == math.inf or high == -math.inf:
+        with pytest.raises(NonFiniteBoundError):
+            box.require_sound("layer")
+    elif low <= high:
+        assert box.require_sound("layer") is box
+    elif low - high > 1e-3 * max(abs(low), abs(high)) + 1e-5:
+        with pytest.raises(SoundnessError):
+            box.require_sound("layer")
+    else:
+        sound = box.require_sound("layer")
+        assert float(sound.lower[1]) == float(upper[1]) < float(lower[1]) == float(sound.upper[1])
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
