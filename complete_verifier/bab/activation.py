@@ -31,7 +31,7 @@ from complete_verifier.bab.look import look
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.pool import DomainPool
 from complete_verifier.bab.probe import ReluProbe
-from complete_verifier.bab.share import next_batch
+from complete_verifier.bab.share import NoRoomError, next_batch
 from complete_verifier.bab.splitter import LOCATE, Splitter
 from complete_verifier.bab.stop import Tally
 from complete_verifier.bab.tree_attack import TreeAttack
@@ -108,7 +108,8 @@ class _Tree:
         """
         if own.count and self._is_free and total < self.partners.pool.size:
             is_open = self.bounding.splittable(own)
-            levels = (-(-self.partners.pool.size // total) - 1).bit_length()
+            # Two for each rank: of fewer none would be handed over.
+            levels = (-(-2 * self.partners.pool.size // total) - 1).bit_length()
             if levels <= int(is_open.sum(dim=1).min()):
                 own = self._split_first(own, is_open, levels)
         self.pool.add(own)
@@ -146,14 +147,10 @@ class _Tree:
         settings, partners = self.settings, self.partners
         if settings.sort_interval and self.own.rounds % settings.sort_interval == 0:
             self.pool.sort()
-        batch = next_batch(
-            partners,
-            self.pool,
-            self.size.size,
-            self.total.waiting_by_rank,
-            in_order=settings.synchronous,
-            least=self.bounding.worthwhile,
-        )
+        try:
+            batch = self._next_batch()
+        except NoRoomError as error:
+            return error if error.here else None
         rounds = self.own.rounds
         self.own = replace(self.own, rounds=rounds + 1, taken=batch.count)
         failure = partners.attempt(lambda: self._cut_leaves(batch))
@@ -162,6 +159,16 @@ class _Tree:
             failure = partners.attempt(lambda: self._work(self.branches, levels, most, rounds))
         self.branches = self.no_branches  # not to be held beside the next batch
         return failure
+
+    def _next_batch(self) -> DomainBatch:
+        return next_batch(
+            self.partners,
+            self.pool,
+            self.size.size,
+            self.total.waiting_by_rank,
+            in_order=self.settings.synchronous,
+            least=self.bounding.worthwhile,
+        )
 
     def _cut_leaves(self, batch: DomainBatch) -> None:
         """Decide the leaves of a batch; what can be split becomes this round's branches."""

@@ -29,7 +29,7 @@ from complete_verifier.bab.input_branching import children
 from complete_verifier.bab.input_pool import Boxes, BoxPool, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
-from complete_verifier.bab.share import next_batch, next_blocks
+from complete_verifier.bab.share import NoRoomError, next_batch, next_blocks
 from complete_verifier.bab.stop import Tally
 from complete_verifier.bab.tree_attack import is_due
 from complete_verifier.bounds.input_box import input_box
@@ -128,7 +128,10 @@ class _Search:
         Returns:
             What went wrong on this rank, for all to learn.
         """
-        blocks = self._next_blocks()
+        try:
+            blocks = self._next_blocks()
+        except NoRoomError as error:
+            return error if error.here else None
         rounds = self.own.rounds
         taken = sum(block.count for block in blocks)
         self.own = replace(self.own, rounds=rounds + 1, taken=taken)

@@ -15,9 +15,24 @@ import torch
 from torch import Tensor
 
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
+from auto_LiRPA_patches.errors import MemoryRanOutError
 from complete_verifier.bab.balance import even, evened_out, lightened, transfers
 from complete_verifier.bab.exchange import Batch, check_conserved, exchange
 from complete_verifier.bab.partners import Partners
+
+
+class NoRoomError(MemoryRanOutError):
+    """A rank had no memory for subproblems that were on their way to it; raised on all ranks.
+
+    They are lost, so that nothing can be proven any more.
+
+    Attributes:
+        here: whether it is this rank.
+    """
+
+    def __init__(self, here: bool) -> None:
+        super().__init__("no memory for subproblems that were handed over")
+        self.here = here
 
 
 class Pool(Protocol[Batch]):
@@ -68,6 +83,7 @@ def next_batch(
 
     Raises:
         SoundnessError: a subproblem was lost or doubled on its way.
+        NoRoomError: one was lost for want of memory; on all ranks.
     """
     most = -(-size // partners.pool.size)
     if in_order:
@@ -102,19 +118,27 @@ def _hand_over(
 
     Returns:
         Whether they were moved: nothing is sent where a rank has no memory for it.
+
+    Raises:
+        NoRoomError: on all ranks, where one had too little in the end.
     """
     before = len(pool), pool.fingerprint
-    if partners.pool.agree_any(_lacks_room(pool, sum(row[partners.pool.rank] for row in table))):
+    coming = sum(row[partners.pool.rank] for row in table)
+    if partners.pool.agree_any(_starves(lambda: pool.make_room(coming))):
         return False
     excess = take(sum(table[partners.pool.rank]))
-    pool.add(exchange(partners.pool, excess, table))
+    received = exchange(partners.pool, excess, table)
+    starved = _starves(lambda: pool.add(received))
+    if partners.pool.agree_any(starved):
+        raise NoRoomError(starved)
     check_conserved(partners.pool, before, (len(pool), pool.fingerprint))
     return True
 
 
-def _lacks_room(pool: Pool[Batch], count: int) -> bool:
+def _starves(work: Callable[[], None]) -> bool:
+    """Whether memory runs out on it."""
     try:
-        pool.make_room(count)
+        work()
     except Exception as error:
         if not ran_out_of_memory(error):
             raise

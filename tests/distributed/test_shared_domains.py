@@ -32,12 +32,14 @@ from complete_verifier.bab import activation, exchange, share, stop
 from complete_verifier.bab.activation import activation_branch_and_bound
 from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import PartnerError, Partners
+from complete_verifier.bab.pool import DomainPool
 from complete_verifier.bab.share import next_batch
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
@@ -229,7 +231,7 @@ def test_ranks_do_not_wait_for_the_first_subproblem(rank_pool: RankPool, synchro
     """It is split before anything is bounded, unless rounds have to be those of one rank."""
     module, where = beside_the_minimum(0.02)
     settings = replace(SETTINGS, synchronous=synchronous, max_iterations=1)
-    for size, kind, waiting in ((2, WHOLE, 2), (3, APART, 4), (4, WHOLE, 4), (2, IN_STEP, 1)):
+    for size, kind, waiting in ((2, WHOLE, 4), (3, APART, 8), (4, WHOLE, 8), (2, IN_STEP, 1)):
         for _, rounds, _ in on_ranks(rank_pool, search, size, module, where, settings, kind):
             done, visited, found, worst = rounds[0]
             assert (done, visited, found) == (0, 0, 1 if synchronous else waiting)
@@ -483,19 +485,45 @@ def test_too_little_memory_on_one_rank_of_three_changes_nothing_else(rank_pool: 
 
 def without_room_on_rank_1(ranks: Ranks, *arguments: Any) -> tuple[BabOutcome, int]:
     """What a rank comes to, and how often rank 1 had no room for subproblems of others."""
-    lacks_room, refused = share._lacks_room, []
+    make_room, refused = DomainPool.make_room, []
 
-    def lacking(pool: Any, count: int) -> bool:
+    def lacking(pool: DomainPool, count: int) -> None:
         if ranks.data.rank == 1 and count:
             refused.append(count)
-            return True
-        return lacks_room(pool, count)
+            raise torch.OutOfMemoryError("planted")
+        make_room(pool, count)
 
-    share._lacks_room = lacking
-    try:
+    with patch.object(DomainPool, "make_room", lacking):
         return search(ranks, *arguments)[0], len(refused)
-    finally:
-        share._lacks_room = lacks_room
+
+
+def without_room_too_late(ranks: Ranks, *arguments: Any) -> tuple[BabOutcome, int]:
+    """Rank 1 finds it has none for what was handed over to it already."""
+    add, moved = DomainPool.add, exchange.exchange
+    arrived: list[DomainBatch] = []
+
+    def remembered(communicator: Communicator, batch: DomainBatch, table: Any) -> DomainBatch:
+        arrived.append(moved(communicator, batch, table))
+        return arrived[-1]
+
+    def lacking(pool: DomainPool, batch: DomainBatch) -> None:
+        if ranks.data.rank == 1 and batch.count and any(batch is own for own in arrived):
+            raise torch.OutOfMemoryError("planted")
+        add(pool, batch)
+
+    with patch.object(share, "exchange", remembered), patch.object(DomainPool, "add", lacking):
+        return search(ranks, *arguments)[0], len(arrived)
+
+
+def test_a_rank_without_room_for_what_has_arrived_ends_the_instance(rank_pool: RankPool) -> None:
+    """What it was handed is in no pool, so that nothing may be proven; and nobody waits for it."""
+    module, where = wide()
+    for outcome, arrived in on_ranks(
+        rank_pool, without_room_too_late, 3, module, where, SYNCHRONOUS, WHOLE
+    ):
+        assert arrived
+        assert outcome.ending is Ending.MEMORY
+        assert "memory of rank 1" in outcome.reason
 
 
 def test_a_rank_without_room_gets_no_subproblems_and_changes_nothing_else(

@@ -69,7 +69,7 @@ class Place:
 SECOND_PROPERTY = Place("complete_verifier.reading", "read_vnnlib", 2)
 SECOND_LOAD = Place("complete_verifier.model.network", "_read_network", 2)
 IN_BOUNDS = Place("complete_verifier.bounds.incomplete", "crown_bounds", 3)
-IN_BRANCHING = Place("complete_verifier.bab.activation", "Bounding.optimize", 2)
+IN_BRANCHING = Place("complete_verifier.bab.activation", "Bounding.optimize", 1)
 
 
 @dataclass(frozen=True)
