@@ -61,9 +61,10 @@ def activation_branch_and_bound(
 
 
 _LEAVES_PER_ASK = 16
-# Children that each rank makes of a few subproblems in the first round, at most: of those that a
-# step is worth taking for (`Bounding.worthwhile`) so many make it hardly longer.
-_FRACTION, _FIRST_CHILDREN = 4, 32
+# Children that each rank makes of a few subproblems in one round, at most: of those that a step is
+# worth taking for (`Bounding.worthwhile`) so many make it hardly longer. The cap is for tiny
+# networks and accelerators, where a step is worth any number: not all neurons are split at once.
+_FRACTION, _MOST_CHILDREN = 4, 32
 _MANY = 1 << 40
 _NOUN = "subproblems"
 
@@ -196,18 +197,18 @@ class _Tree:
         if not any(counts):
             return 1, 0
         taken = sum(counts) * pool.size // group.size
-        levels = self.size.levels(taken, min(fewest for _, fewest in rows), self._first_children())
+        levels = self.size.levels(taken, min(fewest for _, fewest in rows), self._wanted_children())
         self.bounding.fit_tiles(sum(counts) << levels)
         return levels, max(counts)
 
-    def _first_children(self) -> int:
-        """Children wanted of all ranks where all but one would stand idle else, which is at first.
+    def _wanted_children(self) -> int:
+        """Children wanted of all ranks, where fewer would leave some of them with next to nothing.
 
         They depend on the number of ranks, which synchronous rounds must not.
         """
-        if not self._is_free or self.own.rounds > 1:
+        if not self._is_free:
             return 0
-        own = min(self.bounding.worthwhile // _FRACTION, _FIRST_CHILDREN, self.size.size)
+        own = min(self.bounding.worthwhile // _FRACTION, _MOST_CHILDREN, self.size.size)
         return self.partners.pool.size * own
 
     def _work(self, branches: _Branches, levels: int, most: int, rounds: int) -> None:
