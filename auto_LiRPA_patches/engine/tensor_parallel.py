@@ -29,7 +29,12 @@ from auto_LiRPA_patches.operators.linear_tp import (
 from auto_LiRPA_patches.operators.scaling import ScaleShift
 from auto_LiRPA_patches.operators.shape import Reshape
 from auto_LiRPA_patches.sharding.collectives import Communicator
-from auto_LiRPA_patches.sharding.matrix_blocks import matrix_name, part_of, register_blocks
+from auto_LiRPA_patches.sharding.matrix_blocks import (
+    matrix_name,
+    part_of,
+    register_blocks,
+    with_memory_of_its_own,
+)
 from auto_LiRPA_patches.sharding.slices import Slices
 from auto_LiRPA_patches.sharding.weights import WeightHandle, WeightSource
 
@@ -234,10 +239,9 @@ class _MovedWeights:
         key = (handle.index, cut)
         if key not in self._known:
             name = self._new_name(handle.name, cut)
-            is_view = part.untyped_storage().nbytes() > part.nbytes
-            if cut.slices is not None and (is_view or not part.is_contiguous()):
-                part = part.clone(memory_format=torch.contiguous_format)  # a view keeps the whole
-            elif cut.slices is None and not self.target.copies:
+            if cut.slices is not None:
+                part = with_memory_of_its_own(part)
+            elif not self.target.copies:
                 part = part.clone()  # the whole graph's may lie in a file
             self._known[key] = (
                 self.target.register(name, part, dtype=handle.dtype, device=self._device),

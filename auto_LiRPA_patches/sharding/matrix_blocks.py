@@ -61,7 +61,7 @@ def part_of(
         first += block.shape[0]
         if begin < end or len(blocks) == 1:
             found.append(weights.part(block, 0, begin, end - begin))
-    return _with_memory_of_its_own(found[0]) if len(found) == 1 else torch.cat(found)
+    return with_memory_of_its_own(found[0]) if len(found) == 1 else torch.cat(found)
 
 
 def stored_by_columns(matrix: Tensor) -> bool:
@@ -70,7 +70,7 @@ def stored_by_columns(matrix: Tensor) -> bool:
     return is_dense and matrix.stride(0) < matrix.stride(1)
 
 
-def _with_memory_of_its_own(part: Tensor) -> Tensor:
+def with_memory_of_its_own(part: Tensor) -> Tensor:
     """A view would keep the whole alive; what was made as a part is not copied again."""
     is_alone = part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes
     return part if is_alone else part.clone(memory_format=torch.contiguous_format)

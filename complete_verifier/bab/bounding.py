@@ -280,7 +280,7 @@ class Bounding:
         """Subproblems of which a step takes about twice as long as what is done once per step.
 
         With fewer it is hardly shorter. Measured with one thread, ms per step: 1.8, 2.2, 2.5, 3.3,
-        4.6 for 8, 16, 32, 64, 128 on a small convolutional network, whose number this says is 129.
+        4.6 for 8, 16, 32, 64, 128 on a small convolutional network, whose number this says is 107.
         An accelerator is worth any number.
         """
         graph = self.root.graph

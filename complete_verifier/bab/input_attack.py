@@ -27,7 +27,7 @@ class InputAttack:
     def __init__(self, context: BabContext) -> None:
         self._context = context
         # Every rank moves its own, and all together as many as one rank would.
-        self._walkers = -(-_WALKERS // context.partners.pool.size)
+        self._walkers = context.partners.each(_WALKERS)
 
     def look(self, bounded: Bounded) -> Counterexample | None:
         """Try the centre of every box and the corner where its bound is attained."""

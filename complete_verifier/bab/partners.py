@@ -64,6 +64,10 @@ class Partners:
         size = self.pool.size
         return count // size + int(self.pool.rank < count % size)
 
+    def each(self, count: int) -> int:
+        """How many every rank has of `count` that all have together, rounded up."""
+        return -(-count // self.pool.size)
+
     def attempt(self, work: Callable[[], None]) -> Exception | None:
         """Do a rank's own work; what goes wrong is for all ranks to learn (`agree_on_failure`).
 

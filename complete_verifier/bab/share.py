@@ -85,7 +85,7 @@ def next_batch(
         SoundnessError: a subproblem was lost or doubled on its way.
         NoRoomError: one was lost for want of memory; on all ranks.
     """
-    most = -(-size // partners.pool.size)
+    most = partners.each(size)
     if in_order:
         batch, left = _first_of_all(partners, pool, size, waiting)
         _even_out(partners, pool, left, lightened(left, most))

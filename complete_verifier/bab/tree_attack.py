@@ -43,7 +43,7 @@ class TreeAttack:
         context = self._context
         finds = context.finds()
         # Every rank moves its own, and all together as many as one rank would.
-        inside, margins = context.closest(points, -(-_WALKERS // context.partners.pool.size))
+        inside, margins = context.closest(points, context.partners.each(_WALKERS))
         if (margins[:1] <= 0).any() and finds.accept(inside[0]) is not None:
             return finds.first
         if may_move and is_due(rounds, self._period):

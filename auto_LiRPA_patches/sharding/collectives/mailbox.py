@@ -272,7 +272,6 @@ class _Box:
 
     def __init__(self, file: int, address: Address) -> None:
         self.address = address
-        self._file = file
         self._memory = mmap.mmap(file, _FILE_BYTES)
         self.counters = memoryview(self._memory)[_COUNTERS : _COUNTERS + 256].cast("q")
         # No tensors: a rank's memory is counted by its tensors, and most of this is the others'.
