@@ -168,7 +168,7 @@ class _Tree:
             self.size.size,
             self.total.waiting_by_rank,
             in_order=self.settings.synchronous,
-            least=self.bounding.worthwhile,
+            least=self.bounding.economical,
         )
 
     def _cut_leaves(self, batch: DomainBatch) -> None:

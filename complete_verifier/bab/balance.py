@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 # A round that would do less than this share of what it could, or take so much longer, is worth
 # moving subproblems for.
-_EFFICIENCY = 0.9
+_EFFICIENCY = 0.96
 # Memory is worth evening out beyond this times the average, and as many batches.
 _LOPSIDED = 1.25
 # Where work is even anyway: beyond this times the average, and as much of a batch.

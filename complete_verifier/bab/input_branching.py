@@ -42,7 +42,7 @@ def split_boxes(parents: Boxes, most: int) -> Boxes:
         any further stay as they are.
     """
     boxes = halve(parents, best_inputs(parents))
-    while 2 * boxes.count <= min(most, _FEW_CHILDREN):
+    while 2 * boxes.count <= _few(most):
         can = boxes.splittable.any(dim=1)
         if not bool(can.any()):
             break
@@ -58,20 +58,28 @@ def children(
 
     Brute force is asked at every `bf_period`-th depth. Between, boxes are split by what it found
     for their ancestor, which is nearly as good (measured on ACAS Xu: 378 boxes asking always, 438
-    asking at every fourth depth) and costs one pair of children in place of one per input.
+    asking at every fourth depth) and costs one pair of children in place of one per input. While
+    few boxes result, they are split down to the depth that asks next at once.
     """
     if settings.heuristic != "brute-force" or round_number >= settings.bf_iters:
         return bound(split_boxes(parents, most))
-    due = parents.depth % settings.bf_period == 0
+    due = _due(parents, settings)
     parts = []
     if bool(due.any()):
         asking = parents.select(due)
         size = max(1, settings.bf_batch_size // (2 * asking.lower.shape[1]))
         index = torch.arange(asking.count, device=asking.path.device)
         parts = [_try_all(asking.select(part), bound, settings) for part in index.split(size)]
+        if 4 * asking.count <= _few(most):
+            parts = _carried_on(Bounded.concatenate(parts), bound, settings, most)
     if not bool(due.all()):
-        parts.append(_follow(parents.select(~due), bound, settings))
+        parts.append(_follow(parents.select(~due), bound, settings, most))
     return Bounded.concatenate(parts)
+
+
+def _few(most: int) -> int:
+    """Children that are hardly more work than fewer."""
+    return min(most, _FEW_CHILDREN)
 
 
 def _try_all(parents: Boxes, bound: Bound, settings: InputSplitSettings) -> Bounded:
@@ -98,14 +106,34 @@ def _try_all(parents: Boxes, bound: Bound, settings: InputSplitSettings) -> Boun
     return _inherit(pairs, left, settings)
 
 
-def _follow(parents: Boxes, bound: Bound, settings: InputSplitSettings) -> Bounded:
+def _carried_on(
+    pairs: Bounded, bound: Bound, settings: InputSplitSettings, most: int
+) -> list[Bounded]:
+    """Pairs that brute force found: what is open of them is split on, the rest stays."""
+    boxes = pairs.boxes
+    further = boxes.is_open & boxes.splittable.any(dim=1) & ~_due(boxes, settings)
+    if not bool(further.any()):
+        return [pairs]
+    return [pairs.select(~further), _follow(boxes.select(further), bound, settings, most)]
+
+
+def _follow(parents: Boxes, bound: Bound, settings: InputSplitSettings, most: int) -> Bounded:
     """Split at the input with the most worth left, by the last brute-force answer."""
     halves = halve(parents, best_inputs(parents))
+    while 2 * halves.count <= _few(most):
+        if bool((_due(halves, settings) | ~halves.splittable.any(dim=1)).any()):
+            break
+        halves = halve(halves, best_inputs(halves))
     return _inherit(bound(halves), halves.score, settings)
+
+
+def _due(boxes: Boxes, settings: InputSplitSettings) -> Tensor:
+    """``[B]`` bool: whether brute force is asked about a box."""
+    return boxes.depth % settings.bf_period == 0
 
 
 def _inherit(bounded: Bounded, worth: Tensor, settings: InputSplitSettings) -> Bounded:
     """Boxes that are not due for brute force next keep the inherited worth as their score."""
     boxes = bounded.boxes
-    due = (boxes.depth % settings.bf_period == 0).unsqueeze(1)
+    due = _due(boxes, settings).unsqueeze(1)
     return replace(bounded, boxes=replace(boxes, score=torch.where(due, boxes.score, worth)))

@@ -62,7 +62,9 @@ def input_branch_and_bound(
 
 
 _NOUN = "boxes"
-_WALK_PERIOD = 32
+# A walk takes as long from one box as from many: from a few it is seldom worth it, in the first
+# rounds least of all, when the attack before branching has just looked at the same places.
+_WALK_PERIOD, _WORTH_A_WALK = 32, 32
 # Blocks a batch is cut into where it may be spread over any number of ranks: whether few or many,
 # they are as many for each of 2, 3, 4 or 6 ranks. What is done once per block takes as long as some
 # twenty children, so that fewer than this are left together.
@@ -233,7 +235,9 @@ class _Search:
         found = self.attack.approach(still.boxes)
         if found is not None:
             return found
-        return self.attack.walk(still.boxes) if is_due(rounds, _WALK_PERIOD) else None
+        boxes = still.boxes
+        due = boxes.count >= _WORTH_A_WALK or (rounds and rounds % _WALK_PERIOD == 0)
+        return self.attack.walk(boxes) if due and is_due(rounds, _WALK_PERIOD) else None
 
 
 def number_of_blocks(work: int, most: int) -> int:

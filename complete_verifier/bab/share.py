@@ -79,7 +79,7 @@ def next_batch(
         waiting: in each rank's pool, by rank.
         in_order: take the very first of all pools, in the order of bounds.
         least: how many a rank may take in any case, unless they are more than `size`: so many that
-            fewer would hardly be done sooner. Not where they are taken in order.
+            fewer would take longer apiece. Not where they are taken in order.
 
     Raises:
         SoundnessError: a subproblem was lost or doubled on its way.

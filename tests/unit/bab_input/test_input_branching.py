@@ -16,6 +16,7 @@ from complete_verifier.bab.input_pool import Boxes, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 
 BRUTE = InputSplitSettings(heuristic="brute-force")
+SINGLY = 1  # children wanted at most: every box is split once
 
 
 def unit_cube(count: int, inputs: int = 3) -> Boxes:
@@ -74,7 +75,7 @@ def test_boxes_that_cannot_be_split_further_are_kept() -> None:
 def test_brute_force_takes_the_pair_that_gains_most() -> None:
     bound, seen = bounded_by([1.0, 2.0, 5.0])
     parents = replace(unit_cube(4), score=torch.zeros(4, 3))
-    result = children(parents, bound, BRUTE, 64, 0).boxes
+    result = children(parents, bound, BRUTE, SINGLY, 0).boxes
     assert seen == [4 * 3 * 2]
     assert result.count == 8
     assert (result.upper - result.lower).tolist() == [[1.0, 1.0, 0.5]] * 8
@@ -86,7 +87,7 @@ def test_brute_force_never_takes_a_fixed_input() -> None:
     parents = replace(unit_cube(2), score=torch.zeros(2, 3))
     upper = parents.upper.clone()
     upper[1, 2] = 0.0
-    result = children(replace(parents, upper=upper), bound, BRUTE, 64, 0).boxes
+    result = children(replace(parents, upper=upper), bound, BRUTE, SINGLY, 0).boxes
     assert seen == [2 * 3 + 2 * 2]
     assert (result.upper - result.lower)[2:].tolist() == [[1.0, 0.5, 0.0]] * 2
 
@@ -95,7 +96,7 @@ def test_where_no_pair_gains_the_bounds_plane_decides() -> None:
     bound, _ = bounded_by([0.0, 0.0, 0.0])
     parents = replace(unit_cube(1), score=torch.tensor([[0.1, 0.3, 0.2]]))
     parents = replace(parents, margin=torch.zeros(1, dtype=torch.float64))
-    result = children(parents, bound, BRUTE, 64, 0).boxes
+    result = children(parents, bound, BRUTE, SINGLY, 0).boxes
     assert (result.upper - result.lower)[0].tolist() == [1.0, 0.5, 1.0]
 
 
@@ -105,11 +106,46 @@ def test_between_two_brute_forces_its_answer_is_followed() -> None:
     widths = []
     for depth in range(5):
         assert int(boxes.depth[0]) == depth
-        boxes = children(boxes, bound, BRUTE, 64, depth).boxes.select(torch.tensor([0]))
+        boxes = children(boxes, bound, BRUTE, SINGLY, depth).boxes.select(torch.tensor([0]))
         widths.append((boxes.upper - boxes.lower)[0].tolist())
     assert seen == [6, 2, 2, 2, 6]
     # Worth 5/4/1 at the root: input 2 (leaving 2.5), then 1 (2), then 2 (1.25), then 1 (1).
     assert widths[:4] == [[1, 1, 0.5], [1, 0.5, 0.5], [1, 0.5, 0.25], [1, 0.25, 0.25]]
+
+
+def test_few_boxes_are_split_down_to_the_next_question_at_once() -> None:
+    bound, seen = bounded_by([1.0, 4.0, 5.0])
+    parent = replace(unit_cube(1), score=torch.zeros(1, 3))
+    at_once = children(parent, bound, BRUTE, 64, 0).boxes
+    assert seen == [6, 16]
+    singly = parent
+    for depth in range(4):
+        singly = children(singly, bound, BRUTE, SINGLY, depth).boxes
+    for one, other in zip(at_once.tensors, singly.tensors, strict=True):
+        assert torch.equal(one, other)
+    assert at_once.depth.tolist() == [4] * 16
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, [6, 16]), (3, [18, 24]), (9, [54])])
+def test_not_more_children_than_are_hardly_more_work(count: int, expected: list[int]) -> None:
+    bound, seen = bounded_by([1.0, 4.0, 5.0])
+    children(replace(unit_cube(count), score=torch.zeros(count, 3)), bound, BRUTE, 64, 0)
+    assert seen == expected
+
+
+def test_of_a_pair_only_what_is_open_is_split_on() -> None:
+    plain, seen = bounded_by([1.0, 4.0, 5.0])
+
+    def bound(boxes: Boxes) -> Bounded:
+        bounded = plain(boxes)
+        shut = boxes.excluded | (boxes.lower[:, 2:] >= 0.5)
+        return replace(bounded, boxes=replace(bounded.boxes, excluded=shut))
+
+    found = children(replace(unit_cube(1), score=torch.zeros(1, 3)), bound, BRUTE, 64, 0).boxes
+    assert seen == [6, 8]
+    assert found.count == 1 + 8
+    assert volume(found) == pytest.approx(1)
+    assert (~found.is_open).tolist() == [True] + [False] * 8
 
 
 def test_brute_force_ends_after_its_rounds() -> None:
