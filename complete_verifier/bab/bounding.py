@@ -295,8 +295,8 @@ class Bounding:
     def economical(self) -> int:
         """Subproblems of which a step spends a ninth of its time on what is done once per step.
 
-        Fewer at a time take longer apiece: where two ranks shared out 512 of mnist-net_256x6, all
-        they did together was 1.66 times what one does, and 1.9 times where each took 512 (measured).
+        Fewer at a time take longer apiece: two ranks that shared 512 of mnist-net_256x6 did 1.66
+        times what one does, and 1.9 times where each took 512 (measured).
         """
         return _ECONOMY * self.worthwhile
 
