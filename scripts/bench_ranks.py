@@ -5,10 +5,13 @@ Usage: python scripts/bench_ranks.py ONNX VNNLIB [--ranks 1 2 4] [--repeats 3] .
 Other flags are those of bench_bab.py.
 
 Every number of ranks starts from the same root, with one thread per rank. With --synchronous and
---rounds all do the same work. What the machine itself gains from as many processes is measured
-beside it: by matrix products of the size that a batch makes, which stay in a core's cache, and by
-copies, as many separate one-rank runs at once. These share memory and caches but nothing else: no
-speed-up can be expected above theirs.
+--rounds all do the same work. Without, a rank may take more of a small network's subproblems than
+its share of a batch, and --rounds_by_ranks says how many rounds make about as much work.
+
+What the machine itself gains from as many processes is measured beside it: by matrix products of
+the size that a batch makes, which stay in a core's cache, and by copies, as many separate one-rank
+runs at once. These share memory and caches but nothing else: no speed-up can be expected above
+theirs.
 
 Numbers of ranks take turns, --repeats times, since machines are faster in one minute than in the
 next; the table shows each one's fastest turn, and the speed-ups of all turns beside it.
@@ -69,8 +72,11 @@ class Figures:
         return self.subproblems / max(self.seconds, 1e-9)
 
 
-def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
+def measure(ranks: Ranks, options: argparse.Namespace, rounds: int | None) -> Figures:
     """Branch on the case of the command line together with the other ranks.
+
+    Args:
+        rounds: of all ranks together; None is `options.rounds`.
 
     Raises:
         VerifierError: bounds prove the property.
@@ -85,7 +91,7 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> Figures:
     products = _products_per_second()
     ranks.world.barrier()
     start, cpu = time.perf_counter(), time.process_time()
-    outcome = case.run(options.rounds, partners)
+    outcome = case.run(options.rounds if rounds is None else rounds, partners)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     ranks.world.barrier()
     start = time.perf_counter()
@@ -156,12 +162,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = arguments_of()
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3, help="turns of each number of ranks")
+    parser.add_argument(
+        "--rounds_by_ranks", type=int, nargs="+", default=[], help="one per number of --ranks"
+    )
     options = parser.parse_args(arguments)
+    if len(options.rounds_by_ranks) not in (0, len(options.ranks)):
+        parser.error("--rounds_by_ranks: expected one number for each of --ranks")
+    rounds = dict(zip(options.ranks, options.rounds_by_ranks, strict=False))
     options.ranks = tuple(options.ranks)  # a case is remembered by its options
+    options.rounds_by_ranks = tuple(options.rounds_by_ranks)
     try:
         with RankProcesses() as processes:
             turns = [
-                [processes.run(measure, size, options) for size in options.ranks]
+                [processes.run(measure, size, options, rounds.get(size)) for size in options.ranks]
                 for _ in range(options.repeats)
             ]
     except RuntimeError as error:

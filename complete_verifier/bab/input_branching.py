@@ -19,7 +19,7 @@ Bound = Callable[[Boxes], Bounded]
 
 # Fewer children than this are not worth a round of their own: the overhead of a bounding call is
 # that of some tens of boxes of a small network.
-_FEW_CHILDREN = 32
+_FEW_CHILDREN = 64
 
 
 def best_inputs(boxes: Boxes) -> Tensor:

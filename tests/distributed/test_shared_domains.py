@@ -287,7 +287,7 @@ def test_synchronous_boxes_are_those_of_one_rank_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("threshold", "expected"), [(-1.6, Ending.PROVEN), (-1.24, Ending.VIOLATED)]
+    ("threshold", "expected"), [(-1.35, Ending.PROVEN), (-1.24, Ending.VIOLATED)]
 )
 def test_verdicts_of_boxes_beside_the_minimum(
     rank_pool: RankPool, threshold: float, expected: Ending

@@ -52,7 +52,7 @@ def test_the_best_score_wins_and_fixed_inputs_never() -> None:
     assert best_inputs(boxes).tolist() == [1, 2, 0]
 
 
-@pytest.mark.parametrize(("count", "most", "expected"), [(1, 64, 32), (1, 8, 8), (40, 64, 80)])
+@pytest.mark.parametrize(("count", "most", "expected"), [(1, 128, 64), (1, 8, 8), (40, 64, 80)])
 def test_few_boxes_are_split_several_times(count: int, most: int, expected: int) -> None:
     parents = replace(unit_cube(count), score=torch.tensor([[4.0, 2.0, 0.5]]).expand(count, 3))
     result = split_boxes(parents, most)
@@ -126,7 +126,7 @@ def test_few_boxes_are_split_down_to_the_next_question_at_once() -> None:
     assert at_once.depth.tolist() == [4] * 16
 
 
-@pytest.mark.parametrize(("count", "expected"), [(1, [6, 16]), (3, [18, 24]), (9, [54])])
+@pytest.mark.parametrize(("count", "expected"), [(1, [6, 16]), (3, [18, 48]), (17, [102])])
 def test_not_more_children_than_are_hardly_more_work(count: int, expected: list[int]) -> None:
     bound, seen = bounded_by([1.0, 4.0, 5.0])
     children(replace(unit_cube(count), score=torch.zeros(count, 3)), bound, BRUTE, 64, 0)
@@ -158,8 +158,8 @@ def test_brute_force_ends_after_its_rounds() -> None:
 
 def test_brute_force_bounds_in_batches_of_its_own() -> None:
     bound, seen = bounded_by([1.0, 2.0, 5.0])
-    whole = children(unit_cube(10), bound, BRUTE, 64, 0).boxes
-    cut = children(unit_cube(10), bound, replace(BRUTE, bf_batch_size=18), 64, 0).boxes
+    whole = children(unit_cube(10), bound, BRUTE, SINGLY, 0).boxes
+    cut = children(unit_cube(10), bound, replace(BRUTE, bf_batch_size=18), SINGLY, 0).boxes
     assert seen == [60, 18, 18, 18, 6]
     assert torch.equal(whole.lower, cut.lower)
     assert torch.equal(whole.upper, cut.upper)
