@@ -287,12 +287,12 @@ def test_synchronous_boxes_are_those_of_one_rank_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("threshold", "expected"), [(-1.35, Ending.PROVEN), (-1.24, Ending.VIOLATED)]
+    ("threshold", "expected"), [(-1.39, Ending.PROVEN), (-1.24, Ending.VIOLATED)]
 )
 def test_verdicts_of_boxes_beside_the_minimum(
     rank_pool: RankPool, threshold: float, expected: Ending
 ) -> None:
-    """The least of 100 000 sampled values is -1.246."""
+    """The least value that descent finds from 500 of 20 000 points is -1.3796."""
     module, _ = boxes()
     where = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], threshold))
     settings = replace(BOXES, synchronous=False, batch_size=64, max_iterations=None)
