@@ -295,7 +295,7 @@ def test_verdicts_of_boxes_beside_the_minimum(
     """The least value that descent finds from 500 of 20 000 points is -1.3796."""
     module, _ = boxes()
     where = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], threshold))
-    settings = replace(BOXES, synchronous=False, batch_size=64, max_iterations=None)
+    settings = replace(BOXES, synchronous=False, batch_size=32, max_iterations=None)
     for size in WORLDS:
         found = on_ranks(
             rank_pool, search, size, module, where, settings, WHOLE, InputSplitSettings()
