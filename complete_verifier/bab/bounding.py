@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from auto_LiRPA_patches.engine.chunks import row_elements
 from auto_LiRPA_patches.engine.descent import optimize_subproblems
 from auto_LiRPA_patches.engine.options import BoundOptions
-from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems
+from auto_LiRPA_patches.engine.subproblems import BetaOptions, Subproblems, relu_like
 from complete_verifier.bab.cuts import Cuts
 from complete_verifier.bab.domain_batch import DomainBatch
 from complete_verifier.bab.features import Features
@@ -343,14 +344,18 @@ class Bounding:
                 return True
             return in_step and work.stop_early and self.partners.weights.agree_all(not unfinished)
 
-        best = optimize_subproblems(
-            problems.pop(),
-            work.options,
-            open_rows,
-            over,
-            stop_early=work.stop_early and not in_step,
-            in_place=work.in_place,
-        )
+        # In closed form nothing is asked of autograd, whose bookkeeping is a twentieth of a step of
+        # 128 subproblems (measured, mnist-net_256x6, 2.5 against 2.35 ms).
+        closed_form = relu_like(self.root.graph)
+        with torch.inference_mode() if closed_form else nullcontext():
+            best = optimize_subproblems(
+                problems.pop(),
+                work.options,
+                open_rows,
+                over,
+                stop_early=work.stop_early and not in_step,
+                in_place=work.in_place,
+            )
         betas = collect(self.features, batch, best.betas)
         rounding = self._beta_rounding(batch, betas).to(best.lower.device)
         margin = self.margin(batch, best.lower.double() - rounding).cpu()
