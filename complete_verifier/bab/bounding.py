@@ -297,9 +297,13 @@ class Bounding:
         """Subproblems of which a step spends a ninth of its time on what is done once per step.
 
         Fewer at a time take longer apiece: two ranks that shared 512 of mnist-net_256x6 did 1.66
-        times what one does, and 1.9 times where each took 512 (measured).
+        times what one does, and 1.9 times where each took 512 (measured). No more than what a tile
+        may take of the processor's memory.
         """
-        return _ECONOMY * self.worthwhile
+        wanted = _ECONOMY * self.worthwhile
+        if self.root.box.lower.device.type != "cpu":
+            return wanted
+        return min(wanted, max(1, _TILE_BYTES // self._subproblem_bytes))
 
     def fit_tiles(self, count: int) -> None:
         """Make tiles low enough to give several ranks some of `count` subproblems.
@@ -314,12 +318,16 @@ class Bounding:
 
     def part_size(self) -> int:
         """Subproblems bounded at a time: as many as fit into the memory limit, or a tile's."""
-        per_row = 4 * _COPIES * row_elements(self.root.graph, self.root.graph.output)
-        per_subproblem = per_row * int(self.clauses.index.shape[1])
         if self.in_tiles:
-            return _tile(min(self.height, _TILE_BYTES // per_subproblem))
+            return _tile(min(self.height, _TILE_BYTES // self._subproblem_bytes))
         limit = self.options.memory_bytes
-        return 1 << 20 if limit is None else max(1, limit // per_subproblem)
+        return 1 << 20 if limit is None else max(1, limit // self._subproblem_bytes)
+
+    @property
+    def _subproblem_bytes(self) -> int:
+        """What bounding one subproblem takes."""
+        per_row = 4 * _COPIES * row_elements(self.root.graph, self.root.graph.output)
+        return per_row * int(self.clauses.index.shape[1])
 
     def _optimize_part(self, batch: DomainBatch, work: _Work) -> DomainBatch:
         # Nobody else holds them, so that what the optimiser is done with is freed.

@@ -147,6 +147,20 @@ def test_a_round_of_few_subproblems_is_cut_into_low_tiles(count: int, height: in
     assert low.part_size() == min(height, 48)
 
 
+def test_free_ranks_take_what_is_cheap_apiece_within_a_tiles_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounding = _bounding(_wide()[2], in_tiles=False)
+    monkeypatch.setattr("complete_verifier.bab.bounding._TILE_BYTES", 1 << 40)
+    assert bounding.economical == 8 * bounding.worthwhile > 64
+    # As many as part_size would bound at a time where so many bytes are all there is.
+    limited = replace(bounding.options, memory_bytes=1 << 18)
+    fitting = Bounding(bounding.root, bounding.features, bounding.clauses, limited).part_size()
+    assert 1 < fitting < bounding.economical
+    monkeypatch.setattr("complete_verifier.bab.bounding._TILE_BYTES", 1 << 18)
+    assert bounding.economical == fitting
+
+
 def test_a_tile_takes_the_memory_of_a_few_tables() -> None:
     """In tables ``[128, T]``: what is returned, α, best α, two moments, two lines, and per pass the
     coefficients with the line each took. Bounds kept beside the lines would be two more, the lines
