@@ -139,6 +139,12 @@ class _ResultWatch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if torch.is_inference_mode_enabled():
+            # There an operator made of others arrives whole, and what it makes on the way unseen.
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         result = func(*args, **(kwargs or {}))
         self._ledger.see(_tensors_in(result), self.kind)
         return result

@@ -288,7 +288,10 @@ class Bounding:
         graph = self.root.graph
         if self.root.box.lower.device.type != "cpu":
             return _ANY_NUMBER
-        weights = sum(share.full_numel for share in graph.weights.share())
+        # Ranks that share a layer's neurons may hold one more or less of them each.
+        weights = graph.neurons.group.agree_max(
+            sum(share.full_numel for share in graph.weights.share())
+        )
         work = weights + _ELEMENT_WORK * row_elements(graph, graph.output)
         return max(1, _STEP_WORK // (work * int(self.clauses.index.shape[1])))
 

@@ -19,7 +19,7 @@ Bound = Callable[[Boxes], Bounded]
 
 # Fewer children than this are not worth a round of their own: the overhead of a bounding call is
 # that of some tens of boxes of a small network.
-_FEW_CHILDREN = 64
+FEW_CHILDREN = 64
 
 
 def best_inputs(boxes: Boxes) -> Tensor:
@@ -30,19 +30,19 @@ def best_inputs(boxes: Boxes) -> Tensor:
     return boxes.score.masked_fill(~boxes.splittable, -torch.inf).argmax(dim=1)
 
 
-def split_boxes(parents: Boxes, most: int) -> Boxes:
+def split_boxes(parents: Boxes, few: int) -> Boxes:
     """Halve every box, and halve again while few boxes result.
 
     Args:
         parents: at least one box, each with a splittable input.
-        most: children wanted at most; a single halving may exceed it.
+        few: children wanted at most; a single halving may exceed it.
 
     Returns:
         At least two children per parent, covering it without a gap. Children that cannot be split
         any further stay as they are.
     """
     boxes = halve(parents, best_inputs(parents))
-    while 2 * boxes.count <= _few(most):
+    while 2 * boxes.count <= few:
         can = boxes.splittable.any(dim=1)
         if not bool(can.any()):
             break
@@ -52,7 +52,7 @@ def split_boxes(parents: Boxes, most: int) -> Boxes:
 
 
 def children(
-    parents: Boxes, bound: Bound, settings: InputSplitSettings, most: int, round_number: int
+    parents: Boxes, bound: Bound, settings: InputSplitSettings, few: int, round_number: int
 ) -> Bounded:
     """Split `parents` as the heuristic says and bound what results.
 
@@ -60,9 +60,13 @@ def children(
     for their ancestor, which is nearly as good (measured on ACAS Xu: 378 boxes asking always, 438
     asking at every fourth depth) and costs one pair of children in place of one per input. While
     few boxes result, they are split down to the depth that asks next at once.
+
+    Args:
+        few: boxes are split several times while no more children than this result.
+        round_number: of the search, for `bf_iters`.
     """
     if settings.heuristic != "brute-force" or round_number >= settings.bf_iters:
-        return bound(split_boxes(parents, most))
+        return bound(split_boxes(parents, few))
     due = _due(parents, settings)
     parts = []
     if bool(due.any()):
@@ -70,16 +74,12 @@ def children(
         size = max(1, settings.bf_batch_size // (2 * asking.lower.shape[1]))
         index = torch.arange(asking.count, device=asking.path.device)
         parts = [_try_all(asking.select(part), bound, settings) for part in index.split(size)]
-        if 4 * asking.count <= _few(most):
-            parts = _carried_on(Bounded.concatenate(parts), bound, settings, most)
+        if bool(due.all()) and 4 * asking.count <= few:
+            parts = _carried_on(Bounded.concatenate(parts), bound, settings, few)
+        few -= 2 * asking.count
     if not bool(due.all()):
-        parts.append(_follow(parents.select(~due), bound, settings, most))
+        parts.append(_follow(parents.select(~due), bound, settings, few))
     return Bounded.concatenate(parts)
-
-
-def _few(most: int) -> int:
-    """Children that are hardly more work than fewer."""
-    return min(most, _FEW_CHILDREN)
 
 
 def _try_all(parents: Boxes, bound: Bound, settings: InputSplitSettings) -> Bounded:
@@ -107,20 +107,20 @@ def _try_all(parents: Boxes, bound: Bound, settings: InputSplitSettings) -> Boun
 
 
 def _carried_on(
-    pairs: Bounded, bound: Bound, settings: InputSplitSettings, most: int
+    pairs: Bounded, bound: Bound, settings: InputSplitSettings, few: int
 ) -> list[Bounded]:
     """Pairs that brute force found: what is open of them is split on, the rest stays."""
     boxes = pairs.boxes
     further = boxes.is_open & boxes.splittable.any(dim=1) & ~_due(boxes, settings)
     if not bool(further.any()):
         return [pairs]
-    return [pairs.select(~further), _follow(boxes.select(further), bound, settings, most)]
+    return [pairs.select(~further), _follow(boxes.select(further), bound, settings, few)]
 
 
-def _follow(parents: Boxes, bound: Bound, settings: InputSplitSettings, most: int) -> Bounded:
+def _follow(parents: Boxes, bound: Bound, settings: InputSplitSettings, few: int) -> Bounded:
     """Split at the input with the most worth left, by the last brute-force answer."""
     halves = halve(parents, best_inputs(parents))
-    while 2 * halves.count <= _few(most):
+    while 2 * halves.count <= few:
         if bool((_due(halves, settings) | ~halves.splittable.any(dim=1)).any()):
             break
         halves = halve(halves, best_inputs(halves))

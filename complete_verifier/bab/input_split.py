@@ -25,7 +25,7 @@ from complete_verifier.bab import stop
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_attack import InputAttack
 from complete_verifier.bab.input_bounds import Bounded, InputBounds
-from complete_verifier.bab.input_branching import children
+from complete_verifier.bab.input_branching import FEW_CHILDREN, children
 from complete_verifier.bab.input_pool import Boxes, BoxPool, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
@@ -131,16 +131,20 @@ class _Search:
             What went wrong on this rank, for all to learn.
         """
         try:
-            blocks = self._next_blocks()
+            blocks, number = self._next_blocks()
         except NoRoomError as error:
             return error if error.here else None
         rounds = self.own.rounds
         taken = sum(block.count for block in blocks)
         self.own = replace(self.own, rounds=rounds + 1, taken=taken)
-        return self.partners.attempt(lambda: self._work(blocks, rounds))
+        few = max(1, min(FEW_CHILDREN, self.bab.batch_size, self.bounds.tile) // number)
+        return self.partners.attempt(lambda: self._work(blocks, rounds, few))
 
-    def _next_blocks(self) -> list[Boxes]:
-        """This rank's boxes of the next batch, each block in the order of paths."""
+    def _next_blocks(self) -> tuple[list[Boxes], int]:
+        """This rank's boxes of the next batch, each block in the order of paths.
+
+        Also the number of blocks that the bits depend on: all ranks', or one.
+        """
         waiting = self.total.waiting_by_rank
         if self.bab.synchronous:
             # A tile holds the last box of a block too, whose children may be as many as this.
@@ -155,9 +159,9 @@ class _Search:
             )
         parents = next_batch(self.partners, self.pool, self.parents, waiting, in_order=False)
         if parents.count == 0:
-            return []
+            return [], 1
         # Neighbours share stable neurons, which is what makes a tile cheap.
-        return [parents.select(parents.path.argsort(stable=True))]
+        return [parents.select(parents.path.argsort(stable=True))], 1
 
     @property
     def _most_children(self) -> int:
@@ -170,28 +174,31 @@ class _Search:
         due = keys[:, _DEPTH] % self.settings.bf_period == 0
         return np.where(due, self._most_children, 2)
 
-    def _work(self, blocks: list[Boxes], rounds: int) -> None:
-        """Split and bound blocks of boxes."""
+    def _work(self, blocks: list[Boxes], rounds: int, few: int) -> None:
+        """Split and bound blocks of boxes, each into `few` children where they would be fewer."""
         found = []
         for block in blocks:
             self.bounds.begin_block()
-            found += self._expand(block, rounds)
+            found += self._expand(block, rounds, few)
         if found:
             bounded = Bounded.concatenate(found)
             self.own = replace(self.own, visited=self.own.visited + bounded.boxes.count)
             self._receive(bounded, rounds + 1)
 
-    def _expand(self, parents: Boxes, rounds: int) -> list[Bounded]:
+    def _expand(self, parents: Boxes, rounds: int, few: int) -> list[Bounded]:
         """Bounded children; half of the parents at a time where memory does not hold all."""
-        most = self.bab.batch_size
         try:
-            return [children(parents, self.bounds.bound, self.settings, most, rounds)]
+            return [children(parents, self.bounds.bound, self.settings, few, rounds)]
         except Exception as error:
-            if parents.count < 2 or self.partners.layers_split or not ran_out_of_memory(error):
+            least = parents.count < 2 and few <= 2
+            if least or self.partners.layers_split or not ran_out_of_memory(error):
                 raise
         self.context.bounds.told(f"memory ran out: {parents.count} boxes are split in halves")
-        halves = torch.arange(parents.count, device=parents.path.device).tensor_split(2)
-        return [one for half in halves for one in self._expand(parents.select(half), rounds)]
+        places = torch.arange(parents.count, device=parents.path.device)
+        halves = [half for half in places.tensor_split(2) if half.numel()]
+        # Of fewer parents no more children are to be made than they would have had among others.
+        few //= 2
+        return [one for half in halves for one in self._expand(parents.select(half), rounds, few)]
 
     def _receive(self, bounded: Bounded, rounds: int) -> None:
         """Try points of open boxes; put those that can be split into the pool."""
@@ -235,9 +242,10 @@ class _Search:
         found = self.attack.approach(still.boxes)
         if found is not None:
             return found
-        boxes = still.boxes
-        due = boxes.count >= _WORTH_A_WALK or (rounds and rounds % _WALK_PERIOD == 0)
-        return self.attack.walk(boxes) if due and is_due(rounds, _WALK_PERIOD) else None
+        # Of all ranks together, so that it does not depend on how many these are.
+        many = self.total.waiting >= _WORTH_A_WALK
+        due = is_due(rounds, _WALK_PERIOD) and (many or (rounds and rounds % _WALK_PERIOD == 0))
+        return self.attack.walk(still.boxes) if due else None
 
 
 def number_of_blocks(work: int, most: int) -> int:

@@ -153,7 +153,7 @@ def next_blocks(
     waiting: Sequence[int],
     work_of: Callable[[np.ndarray], np.ndarray],
     number_of: Callable[[int], int],
-) -> list[Batch]:
+) -> tuple[list[Batch], int]:
     """Take this rank's part of the next batch, in blocks that do not depend on the ranks.
 
     The first `size` subproblems of all pools, in the order of bounds, are put into the order of
@@ -162,6 +162,9 @@ def next_blocks(
     Args:
         work_of: what each subproblem costs, in whole units, by its key.
         number_of: into how many blocks so much work is cut, one at least.
+
+    Returns:
+        This rank's blocks, and how many there are of all ranks.
     """
     before = len(pool), pool.fingerprint
     owner, keys = _offers(partners, pool, size, waiting)
@@ -193,7 +196,8 @@ def next_blocks(
     by_path = place[own][arrived].argsort()
     blocks = block_of[own][arrived][by_path]
     order = torch.from_numpy(by_path)
-    return [batch.select(order[torch.from_numpy(blocks == one)]) for one in np.unique(blocks)]
+    cut = [batch.select(order[torch.from_numpy(blocks == one)]) for one in np.unique(blocks)]
+    return cut, number
 
 
 def _first_of_all(

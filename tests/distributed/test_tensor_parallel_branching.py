@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,8 +21,11 @@ from auto_LiRPA_patches.engine.subproblems import BetaOptions
 from auto_LiRPA_patches.engine.tensor_parallel import split_neurons
 from auto_LiRPA_patches.sharding.collectives import Ranks
 from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
+from complete_verifier.bab import bounding
 from complete_verifier.bab.activation import activation_branch_and_bound
+from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.context import BabContext, BabSettings
+from complete_verifier.bab.features import Features
 from complete_verifier.bab.outcome import Ending
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
@@ -59,6 +63,22 @@ def _module(activation: type[nn.Module]) -> nn.Sequential:
 def _network(ranks: Ranks, module: nn.Module) -> Network:
     network = network_of(module, (3,))
     return replace(network, graph=split_neurons(network.graph, ranks.tp, OneRankWeights()))
+
+
+def economical(ranks: Ranks, threshold: float) -> int:
+    network = _network(ranks, _module(nn.ReLU))
+    where = region([-1] * 3, [1] * 3, at_most([1.0, -1.0], threshold))
+    root = verify_region(network, where, BoundSettings(method="crown")).root
+    assert root is not None
+    with patch.object(bounding, "_STEP_WORK", 1330):
+        of_root = Features.of(root), OpenClauses.of(root, 0.0)
+        return Bounding(root, *of_root, BoundOptions()).economical
+
+
+def test_ranks_with_more_and_fewer_neurons_take_as_many_subproblems(rank_pool: RankPool) -> None:
+    """With 9 and 7 neurons over two ranks one holds more weights, of which the number depends."""
+    first, second = rank_pool.run(economical, 2, _minimum(nn.ReLU) + 0.4, tp=2)
+    assert first == second > 1
 
 
 def decide(ranks: Ranks, name: str, threshold: float) -> dict[str, Any]:

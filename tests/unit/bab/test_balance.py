@@ -98,7 +98,7 @@ def test_blocks_are_of_equal_work() -> None:
     pool = BoxPool()
     deep = torch.where(boxes.path < boxes.path.sort().values[16], 8, 6).int()
     pool.add(replace(boxes, depth=deep))
-    blocks = next_blocks(
+    blocks, number = next_blocks(
         Partners.alone(),
         pool,
         64,
@@ -106,6 +106,7 @@ def test_blocks_are_of_equal_work() -> None:
         lambda keys: np.where(keys[:, 3] == 8, 6, 2),
         lambda work: {16 * 6 + 48 * 2: 4}[work],
     )
+    assert number == 4
     assert [block.count for block in blocks] == [8, 8, 24, 24]
     assert [int((block.depth == 8).sum()) for block in blocks] == [8, 8, 0, 0]
 
@@ -149,7 +150,7 @@ def test_blocks_hold_the_first_boxes_in_the_order_of_their_paths() -> None:
     margins = -torch.rand(boxes.count, generator=torch.Generator().manual_seed(0)).double()
     pool = BoxPool()
     pool.add(boxes.rebuilt([*boxes.tensors[:3], margins, *boxes.tensors[4:]]))
-    blocks = next_blocks(
+    blocks, _ = next_blocks(
         Partners.alone(), pool, 50, [128], lambda keys: np.full(len(keys), 3), lambda work: 4
     )
     assert [block.count for block in blocks] == [13, 12, 13, 12]

@@ -8,6 +8,7 @@ order or heuristic.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
 from auto_LiRPA_patches.errors import SoundnessError
-from complete_verifier.bab import input_branching
+from complete_verifier.bab import input_branching, stop
 from complete_verifier.bab.context import BabSettings
-from complete_verifier.bab.input_bounds import InputBounds
+from complete_verifier.bab.input_bounds import Bounded, InputBounds
 from complete_verifier.bab.input_pool import Boxes, halve
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import Ending
@@ -38,6 +39,40 @@ MANNERS = {
     "ibp": InputSplitSettings(bounding="ibp", heuristic="naive"),
     "plain": InputSplitSettings(ibp_enhancement=False, compare_with_old_bounds=False),
 }
+
+
+@pytest.mark.parametrize("heuristic", ["brute-force", "sb"])
+@pytest.mark.parametrize("held", [4, 12, 40])
+def test_where_memory_is_short_few_boxes_are_not_split_into_many(
+    heuristic: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for one box's halves along each input is enough, however few boxes there are."""
+    bound = InputBounds.bound
+
+    def limited(self: InputBounds, boxes: Boxes) -> Bounded:
+        if boxes.count > held:
+            raise MemoryError("no more")
+        return bound(self, boxes)
+
+    monkeypatch.setattr(InputBounds, "bound", limited)
+    network, where = problem(7, GAP)
+    manner = InputSplitSettings(heuristic=heuristic, adv_check=-1)
+    outcome = decide(network, where, manner, BabSettings(batch_size=64, max_iterations=200))
+    assert outcome.ending is Ending.PROVEN
+
+
+@pytest.mark.parametrize("heuristic", ["brute-force", "sb"])
+def test_blocks_together_do_no_more_than_a_batch(
+    heuristic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes that are few in a block may be many in the batch that is cut into these blocks."""
+    network, where = problem(7, -GAP)
+    bab = BabSettings(batch_size=128, max_iterations=20, synchronous=True)
+    visited = [0]
+    monkeypatch.setattr(stop, "status", lambda tally, *_: visited.append(tally.visited) or "")
+    decide(network, where, InputSplitSettings(heuristic=heuristic, adv_check=-1), bab)
+    assert visited[-1] > 128
+    assert max(after - before for before, after in pairwise(visited)) <= 128
 
 
 @pytest.mark.parametrize("manner", MANNERS)

@@ -28,6 +28,18 @@ def test_live_bytes_rise_and_fall_with_a_tensor() -> None:
         assert meter.peak_bytes == KIB
 
 
+def test_inference_mode_hides_nothing_that_an_operator_makes_on_the_way() -> None:
+    """There operators made of others arrive whole: the product's copy of `left` was not counted."""
+    left, right = torch.ones(8, 16, 16).transpose(0, 2), torch.ones(16, 16)
+    peaks = []
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context, MemoryMeter() as meter:
+            torch.nn.functional.linear(left.transpose(1, 2), right)
+            torch.einsum("ijk,jl->kil", left, right)
+        peaks.append(meter.peak_bytes)
+    assert peaks[0] == peaks[1] > 8 * KIB
+
+
 def test_views_of_one_storage_count_once() -> None:
     with MemoryMeter() as meter:
         tensor = torch.zeros(16, 16)
