@@ -113,7 +113,7 @@ def test_an_upper_line_that_is_too_low_is_noticed(monkeypatch: pytest.MonkeyPatc
         return replace(found, intercept=0.8 * found.intercept)
 
     monkeypatch.setattr(Relu, "relax", lowered)
-    wrong = first_wrong(38)
+    wrong = first_wrong(102, 38)
     assert wrong is not None and wrong.verdict == "unsat"
 
 

@@ -65,7 +65,7 @@ raise SystemExit(main())
 """
 LARGE = 400  # more than a layer has weights
 SHARES = {"run": (0.0, 0.3, 0.6, 0.95), "_branch": (0.5,)}
-FIRST = {"run": 1, "_branch": 20}  # what a tree is made of, before its first round, is left out
+FIRST = {"run": 1, "_branch": 5}  # what a tree is made of, before its first round, is left out
 
 
 @pytest.mark.parametrize(
