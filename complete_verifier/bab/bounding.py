@@ -283,7 +283,8 @@ class Bounding:
 
         With fewer it is hardly shorter. Measured with one thread, ms per step: 1.8, 2.2, 2.5, 3.3,
         4.6 for 8, 16, 32, 64, 128 on a small convolutional network, whose number this says is 107.
-        An accelerator is worth any number.
+        An accelerator is worth any number. The first use is a collective of the ranks that share
+        the layers' neurons.
         """
         graph = self.root.graph
         if self.root.box.lower.device.type != "cpu":
