@@ -160,7 +160,9 @@ def concretize(coeffs: Tensor, box: Interval) -> Tensor:
 
     In a box of which only a ball counts (`BallBox`), the greater of the two minima: a lower bound.
     """
-    value: Tensor = _Concretize.apply(coeffs, box)
+    # Without a graph to make, the detour through autograd only takes time.
+    graded = torch.is_grad_enabled()
+    value: Tensor = _Concretize.apply(coeffs, box) if graded else _least(coeffs, box)
     if isinstance(box, BallBox):
         return torch.maximum(value, box.minimum(coeffs))
     return value
@@ -177,14 +179,10 @@ class _Concretize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, coeffs: Tensor, box: Interval) -> Tensor:
-        lower, upper = box.lower.flatten(1), box.upper.flatten(1)
         ctx.box = box
         if coeffs.requires_grad or ctx.needs_input_grad[0]:
             ctx.save_for_backward(coeffs.sign().to(torch.int8))
-        half = coeffs.clamp(min=0)
-        value = _row_dot(half, lower)
-        # Into the same memory: fresh pages cost more than the clamp.
-        return value.add_(_row_dot(torch.clamp(coeffs, max=0, out=half), upper))
+        return _least(coeffs, box)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -194,6 +192,15 @@ class _Concretize(torch.autograd.Function):
         # At zero any point between the corners is a subgradient; this one is the centre.
         corner = torch.addcmul(center, sign.to(center.dtype), radius, value=-1)
         return corner.mul_(grads[0].unsqueeze(-1)), None
+
+
+def _least(coeffs: Tensor, box: Interval) -> Tensor:
+    """``min over the box of coeffs . v``, ``[S, B]``; no gradient."""
+    lower, upper = box.lower.flatten(1), box.upper.flatten(1)
+    half = coeffs.clamp(min=0)
+    value = _row_dot(half, lower)
+    # Into the same memory: fresh pages cost more than the clamp.
+    return value.add_(_row_dot(torch.clamp(coeffs, max=0, out=half), upper))
 
 
 def _concretize_windows(windows: Windows, box: Interval) -> Tensor:

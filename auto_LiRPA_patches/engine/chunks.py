@@ -15,6 +15,12 @@ _COPIES = 4
 
 def row_elements(graph: Graph, node: int) -> int:
     """Estimated peak of coefficient elements one row of a backward pass from `node` holds."""
+    if node not in graph.peaks:
+        graph.peaks[node] = _peak(graph, node)
+    return graph.peaks[node]
+
+
+def _peak(graph: Graph, node: int) -> int:
     live = {node: graph.most_elements(node)}
     peak = _COPIES * live[node]
     for index in range(node, 0, -1):

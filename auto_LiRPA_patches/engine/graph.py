@@ -83,6 +83,11 @@ class Graph:
         return tuple(sorted(wanted))
 
     @cached_property
+    def peaks(self) -> dict[int, int]:
+        """What `row_elements` found of each node so far: branch and bound asks for every batch."""
+        return {}
+
+    @cached_property
     def interval_exact(self) -> frozenset[int]:
         """Nodes whose interval image is already the exact range of every element.
 

@@ -129,7 +129,8 @@ def by_chunks(
             return compute(own.narrow(start + first, start + last))
 
         with torch.no_grad():
-            return halving.run(piece, stop - start)[: own.count - start]
+            found = halving.run(piece, stop - start)
+            return found if stop <= own.count else found[: own.count - start]
 
     ranges = cut.ranges(own.count, cut.chunks(split.most))
     found = in_turn(f"{place}, rows from {split.start}", ranges, bound, options)
@@ -243,17 +244,23 @@ def elements_to_bound(graph: Graph, node: int, bounds: Interval, options: BoundO
 
 def _unstable(graph: Graph, node: int, bounds: Interval) -> Tensor:
     """``[N]`` bool: elements of this rank whose relaxation above is not exact."""
-    count = num_elements(graph.nodes[node].shape)
-    wanted = torch.zeros(count, dtype=torch.bool, device=bounds.lower.device)
+    wanted: Tensor | None = None
     for index in graph.relaxed:
         if node not in graph.nodes[index].inputs:
             continue
         operator = graph.nodes[index].operator
         if isinstance(operator, Activation):
-            wanted |= operator.unstable(bounds.flatten())
+            found = operator.unstable(bounds.flatten())
         else:
-            wanted[:] = True
-    return wanted
+            found = _all_of(graph, node, bounds, True)
+        wanted = found if wanted is None else wanted | found
+    return _all_of(graph, node, bounds, False) if wanted is None else wanted
+
+
+def _all_of(graph: Graph, node: int, bounds: Interval, value: bool) -> Tensor:
+    """``[N]`` bool, the same for every element of `node`."""
+    count = num_elements(graph.nodes[node].shape)
+    return torch.full((count,), value, dtype=torch.bool, device=bounds.lower.device)
 
 
 def _where_unstable(

@@ -38,7 +38,8 @@ class BlockProduct:
         if not self._absolute:
             self._add(block)
             return
-        for part in block.split(block_size(*block.shape)):
+        most = block_size(*block.shape)
+        for part in block.split(most) if block.shape[0] > most else (block,):
             self._add(part.abs())
 
     @property

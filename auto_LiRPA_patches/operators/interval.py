@@ -37,6 +37,8 @@ class Interval:
 
     def flatten(self) -> Interval:
         """The same bounds as ``[B, N]``."""
+        if self.lower.dim() == 2 == self.upper.dim():
+            return self
         return Interval(self.lower.flatten(1), self.upper.flatten(1))
 
     def intersect(self, other: Interval) -> Interval:
@@ -48,6 +50,8 @@ class Interval:
         """
         lower = torch.where(self.lower >= other.lower, self.lower, other.lower)
         upper = torch.where(self.upper <= other.upper, self.upper, other.upper)
+        if not torch.is_grad_enabled():
+            return Interval(lower, upper)
         return Interval(
             _ValueOf.apply(self.lower, lower.detach()), _ValueOf.apply(self.upper, upper.detach())
         )
@@ -58,6 +62,8 @@ class Interval:
 
     def detach(self) -> Interval:
         """The same bounds without gradient history."""
+        if not (self.lower.requires_grad or self.upper.requires_grad):
+            return self
         return Interval(self.lower.detach(), self.upper.detach())
 
     def require_sound(self, where: str) -> Interval:
@@ -71,7 +77,8 @@ class Interval:
             NonFiniteBoundError: a bound is NaN, lower is +inf, or upper is -inf.
             SoundnessError: they cross by more than rounding.
         """
-        lower, upper = self.lower.detach(), self.upper.detach()
+        bare = self.detach()
+        lower, upper = bare.lower, bare.upper
         # In nearly every case one number tells all: it is NaN or below zero in each case below.
         if lower.numel() and float((upper - lower).amin()) >= 0:
             return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,35 +22,56 @@ class ReluRelaxation(Relaxation):
     Attributes:
         pass_through: ``[B, N]`` 1 where l >= 0, 0 where u <= 0; None where all are relaxed.
         slope, intercept: ``[1, B, F]`` the upper line (the chord where l < 0 < u).
-        default_slope: ``[1, B, F]`` CROWN's lower slope.
-        open_mask: ``[1, B, F]`` 1 where l < 0 < u, or None when that holds everywhere.
-        closed_slope: ``[1, B, F]`` the exact slope elsewhere, 0 where l < 0 < u; with the mask.
+        default_slope: ``[1, B, F]`` CROWN's lower slope, the exact one of stable neurons.
+        settled: whether α holds the exact slopes of stable neurons already.
     """
 
     pass_through: Tensor | None
     slope: Tensor
     intercept: Tensor
     default_slope: Tensor
-    open_mask: Tensor | None
-    closed_slope: Tensor | None
+    settled: bool = False
+
+    @cached_property
+    def stable(self) -> Stable | None:
+        """Where α has no say; None where every neuron is open. Not asked without an α.
+
+        A chord so steep or so flat that its slope is rounded to 1 or 0 counts as one of these: as
+        a lower line either is sound anywhere.
+        """
+        # A relaxation may outlive the inference mode in which somebody asks first.
+        with torch.inference_mode(False), torch.no_grad():
+            slope = self.slope.detach()
+            is_open = slope.mul(1 - slope).sign_()
+            if is_open.numel() == 0 or bool(is_open.amin() > 0):
+                return None
+            return Stable(is_open, slope * (1 - is_open))
 
     def select(self, index: Tensor) -> ReluRelaxation:
         """The same over the boxes ``index [b]``; one that holds for all boxes is returned as is."""
         if self.slope.shape[1] == 1:
             return self
-
-        def chosen(tensor: Tensor | None, dim: int = 1) -> Tensor | None:
-            return None if tensor is None else tensor.index_select(dim, index)
-
+        passed = self.pass_through
         return replace(
             self,
-            pass_through=chosen(self.pass_through, 0),
+            pass_through=None if passed is None else passed.index_select(0, index),
             slope=self.slope.index_select(1, index),
             intercept=self.intercept.index_select(1, index),
             default_slope=self.default_slope.index_select(1, index),
-            open_mask=chosen(self.open_mask),
-            closed_slope=chosen(self.closed_slope),
         )
+
+
+@dataclass(frozen=True)
+class Stable:
+    """Neurons that are exact in some box.
+
+    Attributes:
+        is_open: ``[1, B, F]`` 1 where l < 0 < u, 0 elsewhere.
+        slope: ``[1, B, F]`` the exact slope elsewhere, 0 where l < 0 < u.
+    """
+
+    is_open: Tensor
+    slope: Tensor
 
 
 @dataclass(frozen=True)
@@ -72,9 +94,12 @@ class Relu(Activation):
         return torch.relu(value)
 
     def unstable(self, bounds: Interval) -> Tensor:
-        # Not (l >= 0) and not (u <= 0): a NaN bound counts as unstable, never as exact.
-        stable = (bounds.lower >= 0) | (bounds.upper <= 0)
-        return ~stable.all(0)
+        lower, upper = bounds.lower, bounds.upper
+        if lower.shape[0] == 0:
+            return torch.zeros(lower.shape[1], dtype=torch.bool, device=lower.device)
+        # Stable where l >= 0 or -u >= 0 in every box; a NaN bound counts as unstable, never as
+        # exact. A comparison per box takes three times as long.
+        return ~(torch.maximum(lower, -upper).amin(0) >= 0)
 
     def relax(self, bounds: Interval, features: Tensor | None) -> ReluRelaxation:
         # Arithmetic throughout: a comparison with a selection by mask costs ten times as much, and
@@ -82,26 +107,11 @@ class Relu(Activation):
         lower, upper = pick(bounds.lower, features), pick(bounds.upper, features)
         slope = _chord_slope(lower, upper)
         intercept = (lower.clamp(max=0) * slope).neg_()
-        with torch.no_grad():
-            one = upper.new_ones(()).expand_as(upper)
-            is_open = torch.ops.aten.threshold_backward(one, upper, 0.0)
-            is_open = torch.ops.aten.threshold_backward(is_open, -lower, 0.0)
-            pass_through = None
-            if features is not None:
-                pass_through = _chord_slope(bounds.lower, bounds.upper)
-            all_open = bool(is_open.amin() > 0) if is_open.numel() else True
-        closed = None if all_open else slope.detach() * (1 - is_open)
         default = self._default_slope(lower, upper, slope)
-        if closed is not None:
-            default = torch.addcmul(closed, default, is_open)
+        with torch.no_grad():
+            passed = None if features is None else _chord_slope(bounds.lower, bounds.upper)
         return ReluRelaxation(
-            features,
-            pass_through,
-            slope.unsqueeze(0),
-            intercept.unsqueeze(0),
-            default.unsqueeze(0),
-            None if closed is None else is_open.unsqueeze(0),
-            None if closed is None else closed.unsqueeze(0),
+            features, passed, slope.unsqueeze(0), intercept.unsqueeze(0), default.unsqueeze(0)
         )
 
     def initial_alpha(self, relaxation: Relaxation) -> Tensor:
@@ -111,11 +121,11 @@ class Relu(Activation):
         own = self._own(relaxation)
         if alpha is None:
             lower_slope = own.default_slope
-        elif own.open_mask is None or own.closed_slope is None:
+        elif own.settled or own.stable is None:
             lower_slope = alpha[0]
         else:
             # Stable in some box: there the neuron is exact, whatever alpha says.
-            lower_slope = torch.addcmul(own.closed_slope, alpha[0], own.open_mask)
+            lower_slope = torch.addcmul(own.stable.slope, alpha[0], own.stable.is_open)
         return Lines(own.index, own.pass_through, lower_slope, None, own.slope, own.intercept)
 
     def settle(self, relaxation: Relaxation, alpha: Tensor) -> ReluRelaxation:
@@ -129,19 +139,20 @@ class Relu(Activation):
             The relaxation that takes α as it is, without slopes of its own.
         """
         own = self._own(relaxation)
-        if own.open_mask is not None and own.closed_slope is not None:
-            alpha.clamp_(own.closed_slope, own.closed_slope + own.open_mask)
-        return replace(own, default_slope=own.slope, open_mask=None, closed_slope=None)
+        if own.stable is not None:
+            alpha.clamp_(own.stable.slope, own.stable.slope + own.stable.is_open)
+        return replace(own, default_slope=own.slope, settled=True)
 
     def _default_slope(self, lower: Tensor, upper: Tensor, chord: Tensor) -> Tensor:
+        """CROWN's choice where l < 0 < u, the exact slope elsewhere."""
         if self.lower_slope == "same-slope":
             return chord
         with torch.no_grad():
+            if self.lower_slope == "adaptive":
+                return (upper + lower).sign_().clamp_(min=0)
             if self.lower_slope == "zero-lb":
-                return torch.zeros_like(lower)
-            if self.lower_slope == "one-lb":
-                return torch.ones_like(lower)
-            return (upper + lower).sign_().clamp_(min=0)
+                return chord.floor()
+            return chord.ceil()
 
     def _own(self, relaxation: Relaxation) -> ReluRelaxation:
         if not isinstance(relaxation, ReluRelaxation):

@@ -13,6 +13,7 @@ import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,6 +146,7 @@ class InputBounds:
         self.slack = torch.from_numpy(slack).to(like.device)
         self.row_of = torch.from_numpy(rows.row_of).to(like.device)
         self.clause_of = torch.from_numpy(rows.clause_of).to(like.device)
+        self.alone = np.array_equal(rows.clause_of, np.arange(rows.num_clauses))
         self.rhs = torch.from_numpy(rows.rhs).to(like.device)
         self.strict = torch.from_numpy(rows.strict).to(like.device)
 
@@ -306,9 +308,10 @@ class InputBounds:
         found = torch.zeros_like(boxes.excluded, dtype=torch.float64)
         found.scatter_reduce_(1, places, impossible.double(), "amax")
         planes = Planes(
-            known.coeffs.transpose(0, 1)[:, self.row_of].double(),
+            known.coeffs.index_select(0, self.row_of).transpose(0, 1).double(),
             self._margins(known.least - taken_off) - self.threshold,
             of,
+            self.alone,
         )
         left = contract(boxes.lower, boxes.upper, planes, boxes.excluded | (found > 0))
         boxes = replace(boxes, lower=left.lower, upper=left.upper, excluded=left.empty)
@@ -323,7 +326,7 @@ class InputBounds:
     def _margins(self, lower: Tensor) -> Tensor:
         """Lower bounds ``[S, B]`` -> margins ``[B, K]``; -inf where a bound is not finite."""
         finite = torch.nan_to_num(lower, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-        return finite.T[:, self.row_of] - self.rhs
+        return finite.index_select(0, self.row_of).T - self.rhs
 
     def _allowance(self, boxes: Boxes, lower: Tensor, coeffs: Tensor) -> Tensor:
         """What rounding may account for, ``[S, B]`` float64; see `rounding_allowance`."""
@@ -345,7 +348,7 @@ class InputBounds:
         settings = self.settings
         width = boxes.upper - boxes.lower
         naive = torch.nan_to_num(width / self.root_width, nan=0.0, posinf=0.0)
-        plane = coeffs.transpose(0, 1)[:, self.row_of]  # [B, K, I]
+        plane = coeffs.index_select(0, self.row_of).transpose(0, 1)  # [B, K, I]
         gain = plane.abs().clamp(min=settings.sb_coeff_thresh) * (width / 2).unsqueeze(1)
         idle = excluded[:, self.clause_of]
         reach = gain.amax(dim=2) + settings.sb_margin_weight * margins.to(gain.dtype)

@@ -14,7 +14,7 @@ Constraint propagation with interval labels, Artificial Intelligence 32 (1987), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,11 +34,13 @@ class Planes:
         least: ``[B, K]`` each plane's smallest value over its box, what rounding may account for
             taken off; -inf where there is no plane.
         clause_of: ``[K]``.
+        alone: whether clause k has constraint k and no other.
     """
 
     slopes: Tensor
     least: Tensor
     clause_of: Tensor
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,27 +73,13 @@ def contract(lower: Tensor, upper: Tensor, planes: Planes, excluded: Tensor) -> 
     """
     finite = torch.isfinite(planes.slopes).all(dim=2)
     slopes = planes.slopes.masked_fill(~finite.unsqueeze(2), 0.0)
-    least, of = planes.least.masked_fill(~finite, -torch.inf), planes.clause_of
-    rising, falling = slopes.clamp(min=0), slopes.clamp(max=0)
-    clauses = excluded.shape[1]
-    low = lower.double().unsqueeze(1).expand(-1, clauses, -1)
-    high = upper.double().unsqueeze(1).expand(-1, clauses, -1)
+    planes = replace(planes, slopes=slopes, least=planes.least.masked_fill(~finite, -torch.inf))
     largest = torch.maximum(lower.abs(), upper.abs()).double().unsqueeze(1)
-    slack = _SLACK * ((slopes.abs() * largest).sum(-1) + least.abs().nan_to_num(posinf=0.0))
-    slack = slack + _TINY**0.5
-    base = least - _corner(rising, falling, low[:, of], high[:, of])
-    empty = excluded
-    for _ in range(_ROUNDS):
-        own_low, own_high = low[:, of], high[:, of]
-        least = base + _corner(rising, falling, own_low, own_high)
-        empty = empty | _any(least > slack, of, clauses)
-        room = ((slack - least).clamp(min=0) + slack).unsqueeze(2)
-        ceiling = own_low + room / rising.clamp(min=_TINY)
-        floor = own_high - room / falling.neg().clamp(min=_TINY)
-        index = of.view(1, -1, 1).expand_as(ceiling)
-        high = high.scatter_reduce(1, index, ceiling, "amin")
-        low = low.scatter_reduce(1, index, floor, "amax")
-        empty = empty | (low > high).any(dim=2)
+    slack = (slopes.abs() * largest).sum(-1) + planes.least.abs().nan_to_num_(posinf=0.0)
+    slack = slack.mul_(_SLACK).add_(_TINY**0.5)
+    low, high = lower.double().unsqueeze(1), upper.double().unsqueeze(1)
+    cut = _cut_once if planes.alone else _cut_in_rounds
+    low, high, least, empty = cut(low, high, planes, slack, excluded)
     kept = ~empty.unsqueeze(2)
     hull_low = torch.where(kept, low, torch.inf).amin(dim=1)
     hull_high = torch.where(kept, high, -torch.inf).amax(dim=1)
@@ -102,6 +90,50 @@ def contract(lower: Tensor, upper: Tensor, planes: Planes, excluded: Tensor) -> 
         least,
         empty,
     )
+
+
+_Cut = tuple[Tensor, Tensor, Tensor, Tensor]
+"""``[B, C, I]`` lower and upper ends, ``[B, K]`` the planes' smallest values, ``[B, C]`` empty."""
+
+
+def _cut_in_rounds(
+    low: Tensor, high: Tensor, planes: Planes, slack: Tensor, empty: Tensor
+) -> _Cut:
+    """What every clause leaves of boxes ``[B, 1, I]``; its planes sharpen each other."""
+    of, clauses = planes.clause_of, empty.shape[1]
+    low, high = low.expand(-1, clauses, -1), high.expand(-1, clauses, -1)
+    rising, falling = planes.slopes.clamp(min=0), planes.slopes.clamp(max=0)
+    base = planes.least - _corner(rising, falling, low[:, of], high[:, of])
+    least = planes.least
+    for _ in range(_ROUNDS):
+        own_low, own_high = low[:, of], high[:, of]
+        least = base + _corner(rising, falling, own_low, own_high)
+        empty = empty | _any(least > slack, of, clauses)
+        floor, ceiling = _ends(own_low, own_high, rising, falling, slack - least, slack)
+        index = of.view(1, -1, 1).expand_as(ceiling)
+        high = high.scatter_reduce(1, index, ceiling, "amin")
+        low = low.scatter_reduce(1, index, floor, "amax")
+        empty = empty | (low > high).any(dim=2)
+    return low, high, least, empty
+
+
+def _cut_once(low: Tensor, high: Tensor, planes: Planes, slack: Tensor, empty: Tensor) -> _Cut:
+    """The same of clauses with one plane each, whose smallest value no cut of its own changes."""
+    least = planes.least
+    rising, falling = planes.slopes.clamp(min=0), planes.slopes.clamp(max=0)
+    floor, ceiling = _ends(low, high, rising, falling, slack - least, slack)
+    low, high = torch.maximum(low, floor), torch.minimum(high, ceiling)
+    return low, high, least, empty | (least > slack) | (low > high).any(dim=2)
+
+
+def _ends(
+    low: Tensor, high: Tensor, rising: Tensor, falling: Tensor, room: Tensor, slack: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How far each plane lets each input rise from its corner ``[B, K, I]``; floors, ceilings."""
+    room = room.clamp(min=0).add_(slack).unsqueeze(2)
+    ceiling = low + room / rising.clamp(min=_TINY)
+    floor = high - room / falling.neg().clamp_(min=_TINY)
+    return floor, ceiling
 
 
 def _corner(rising: Tensor, falling: Tensor, low: Tensor, high: Tensor) -> Tensor:

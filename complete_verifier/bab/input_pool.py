@@ -93,7 +93,8 @@ class Boxes:
 
     def select(self, index: Tensor) -> Boxes:
         """The boxes at ``index``: positions, or a mask ``[B]``."""
-        return Boxes(*(getattr(self, name)[index] for name in _FIELDS))
+        places = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
+        return Boxes(*(getattr(self, name).index_select(0, places) for name in _FIELDS))
 
     def put(self, index: Tensor, part: Boxes) -> Boxes:
         """The same with other boxes at the positions ``index``."""
@@ -155,8 +156,7 @@ def halve(parents: Boxes, dims: Tensor) -> Boxes:
     low, high = parents.lower.gather(1, column), parents.upper.gather(1, column)
     middle = midpoint(low, high)
     score = parents.score.scatter(1, column, parents.score.gather(1, column) / 2)
-    step = torch.ones_like(parents.path) << (61 - parents.depth.long()).clamp(min=0)
-    step = torch.where(parents.depth < 62, step, torch.zeros_like(step))
+    step = torch.full_like(parents.path, 1 << 61) >> parents.depth.clamp(max=63)
     key = parents.key * _ODD + (2 * dims + 1) * _STEP
 
     def pair(first: Tensor, second: Tensor) -> Tensor:

@@ -112,10 +112,17 @@ def _sum_or_shift(node: UpstreamNode, sign: float) -> Operator | tuple[Step, ...
     if left.depends_on_input and right.depends_on_input:
         return Sum(node.name, perturbed_shapes(node), node.shape, (1.0, sign))
     if left.depends_on_input:
+        if _adds_nothing(node, right):
+            return ()
         shift = right.register_broadcast(node.shape)
         return scaled(node, shift=shift, shift_sign=sign)
     shift = left.register_broadcast(node.shape)
     return scaled(node, shift=shift, factor=sign)
+
+
+def _adds_nothing(node: UpstreamNode, constant: UpstreamNode) -> bool:
+    """Whether a shift leaves values as they are: means of zero, as ACAS Xu's networks have them."""
+    return perturbed_shapes(node) == (node.shape,) and not bool(constant.constant.any())
 
 
 def _neg(node: UpstreamNode) -> Operator:

@@ -24,6 +24,7 @@ class Step:
 
 
 Translator = Callable[[UpstreamNode], Operator | tuple[Step, ...]]
+"""No steps at all: the node's value is that of its one operand that depends on the input."""
 
 
 @dataclass

@@ -75,9 +75,9 @@ def _where_open(
     """Gradients with those of stable neurons' α, which its limits hold, set to the true zero."""
     found = list(gradients)
     for place, index in enumerate(problem.alphas):
-        mask, own = state.relaxation(index).open_mask, found[place]
-        if mask is not None and own is not None:
-            found[place] = own * mask
+        stable, own = state.relaxation(index).stable, found[place]
+        if stable is not None and own is not None:
+            found[place] = own * stable.is_open
     return found
 
 
@@ -87,13 +87,13 @@ def test_slopes_of_stable_neurons_stay_exact(name: str) -> None:
     problem = _problem(name, boxes=1, sparse=False)
     options = BetaOptions(iterations=5, alpha_rate=3.0, beta_rate=0.5)
     found = optimize_subproblems(problem, options, lambda lower: lower < torch.inf, lambda _: False)
-    state, stable = problem.relaxations(), 0
+    state, count = problem.relaxations(), 0
     for index, alpha in found.alphas.items():
-        relaxation = state.relaxation(index)
-        exact = (relaxation.closed_slope - alpha) * (1 - relaxation.open_mask)
-        assert bool((exact == 0).all())
-        stable += int((relaxation.open_mask == 0).sum())
-    assert stable > 5
+        stable = state.relaxation(index).stable
+        off = (stable.slope - alpha) * (1 - stable.is_open)
+        assert bool((off == 0).all())
+        count += int((stable.is_open == 0).sum())
+    assert count > 5
     kept = replace(problem, alphas=found.alphas, betas=found.betas)
     torch.testing.assert_close(kept.lower(state), found.lower)
 
