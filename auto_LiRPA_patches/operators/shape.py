@@ -53,7 +53,6 @@ class Reshape(Movement):
     def move_back(self, rows: Tensor) -> Tensor:
         return rows.reshape(rows.shape[0], *self.input_shapes[0])
 
-
     def backward(
         self, weights: WeightSource, coeffs: Tensor, lines: Any | None
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:

@@ -40,9 +40,14 @@ from complete_verifier.bounds.output_rows import OutputRows
 from complete_verifier.bounds.rounding import allowance_of, coefficient_rounding
 from complete_verifier.model.network import Network
 
-# Coefficient elements of a tile on the CPU if all neurons were unstable; usually a quarter is.
-# Measured, ACAS Xu property 5, seconds: 2**17 5.7, 2**18 3.8, 2**19 3.4, 2**20 2.6, 2**21 2.8.
-_TILE_ELEMENTS = 1 << 20
+# Coefficient elements of a tile on the CPU if all neurons were unstable; and of one backward pass,
+# whose few tensors have to stay in a cache that other ranks use too. Measured, ACAS Xu property 6,
+# seconds on one rank and on two: tiles of 2**20 uncut 1.44 and 0.88; passes of 2**19 in tiles of
+# 2**20 1.41 and 0.85, in 2**21 1.36 and 0.85, in 2**22 1.35 and 0.84; 2**18 in 2**20 1.6 and 0.94.
+_TILE_ELEMENTS = 1 << 21
+_PASS_ELEMENTS = 1 << 19
+# Fewer rows of a matrix product than this do not pay for reading the matrix.
+_LEAST_PRODUCT = 1024
 _BLOCK_BYTES = 1 << 28
 
 
@@ -129,8 +134,9 @@ class InputBounds:
         self.settings = settings
         self.threshold = threshold
         if in_blocks:
-            # What a pass may hold follows from the memory at hand; bits must not.
-            options = replace(options, memory_bytes=_BLOCK_BYTES)
+            # What a pass may hold follows from the memory at hand; bits must not. A block is one
+            # rank's, so that its rows need no tiles of their own.
+            options = replace(options, memory_bytes=_BLOCK_BYTES, tile_rows=None, alone=False)
         self.options = replace(
             options,
             intermediate="ibp" if settings.bounding in ("ibp", "crown-ibp") else "crown",
@@ -156,13 +162,24 @@ class InputBounds:
         if self.matrix.device.type != "cpu":
             return 1 << 30
         widths = [num_elements(self.graph.nodes[node].shape) for node in self.graph.bounded]
-        widest = max(num_elements(node.shape) for node in self.graph.nodes)
+        widest = self._widest
         if self.settings.forward:
             # Over all layers about as many neurons are unstable as one layer has.
             symbols = widest + num_elements(self.graph.input_shape)
             return max(16, _TILE_ELEMENTS // (symbols * widest))
         rows = max([self.rows.num_rows, *(2 * width for width in widths)])
         return max(16, _TILE_ELEMENTS // (rows * widest))
+
+    @property
+    def _widest(self) -> int:
+        return max(num_elements(node.shape) for node in self.graph.nodes)
+
+    def _in_cache(self, boxes: int) -> BoundOptions:
+        """The options for a tile, its backward passes cut so that each stays in the cache."""
+        if self.matrix.device.type != "cpu":
+            return self.options
+        rows = max(_PASS_ELEMENTS // (boxes * self._widest), _LEAST_PRODUCT // boxes, 1)
+        return replace(self.options, chunk_rows=min(self.options.chunk_rows, rows))
 
     def begin_block(self) -> None:
         """Forget what was learnt of boxes before, if blocks are to be independent of each other."""
@@ -248,7 +265,7 @@ class InputBounds:
         if self.settings.forward:
             symbols = most_symbols(self.graph, boxes.count, self.options)
             return forward_relaxations(self.graph, box, symbols)
-        return crown_relaxations(self.graph, box, self.options), None
+        return crown_relaxations(self.graph, box, self._in_cache(boxes.count)), None
 
     def _interval(self, boxes: Boxes) -> Interval:
         shape = (boxes.count, *self.graph.input_shape)

@@ -96,9 +96,7 @@ _Cut = tuple[Tensor, Tensor, Tensor, Tensor]
 """``[B, C, I]`` lower and upper ends, ``[B, K]`` the planes' smallest values, ``[B, C]`` empty."""
 
 
-def _cut_in_rounds(
-    low: Tensor, high: Tensor, planes: Planes, slack: Tensor, empty: Tensor
-) -> _Cut:
+def _cut_in_rounds(low: Tensor, high: Tensor, planes: Planes, slack: Tensor, empty: Tensor) -> _Cut:
     """What every clause leaves of boxes ``[B, 1, I]``; its planes sharpen each other."""
     of, clauses = planes.clause_of, empty.shape[1]
     low, high = low.expand(-1, clauses, -1), high.expand(-1, clauses, -1)

@@ -6,13 +6,17 @@ A failure is a box called excluded that holds a violation, or a parent's knowled
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from auto_LiRPA_patches.engine import schedule
+from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import AlphaOptions, BoundOptions
+from auto_LiRPA_patches.engine.rows import Rows
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.bab import input_bounds
 from complete_verifier.bab.input_bounds import InputBounds
@@ -109,6 +113,41 @@ def test_margins_do_not_depend_on_the_tile(monkeypatch: pytest.MonkeyPatch) -> N
     # The tile decides which stable neurons are bounded along, so bounds differ a little.
     assert torch.allclose(found[0].margin, found[1].margin, atol=0.05)
     assert float((found[0].excluded == found[1].excluded).double().mean()) > 0.95
+
+
+def test_a_tile_goes_down_in_passes_that_stay_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network, where = three_clauses(2)
+    boxes = parts_of(where, 5)
+    found, heights = [], []
+    bound_one = schedule.lower_bounds
+
+    def watched(graph: Graph, box: Interval, node: int, rows: Rows, *rest: Any) -> Tensor:
+        heights.append(rows.count * box.lower.shape[0])
+        return bound_one(graph, box, node, rows, *rest)
+
+    monkeypatch.setattr(schedule, "lower_bounds", watched)
+    highest = []
+    for least in (1, 1 << 20):
+        monkeypatch.setattr(input_bounds, "_PASS_ELEMENTS", 10 * 3 * boxes.count)
+        monkeypatch.setattr(input_bounds, "_LEAST_PRODUCT", least)
+        heights.clear()
+        found.append(bounds_of(network, where, InputSplitSettings()).bound(boxes).boxes)
+        highest.append(max(heights))
+    assert highest[0] == 3 * boxes.count < highest[1]
+    torch.testing.assert_close(found[0].margin, found[1].margin, rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[0].excluded, found[1].excluded)
+
+
+def test_a_block_takes_no_more_rows_than_it_has() -> None:
+    """It is one rank's: tiles of rows, which ranks may share, would only add to the work."""
+    network, where = three_clauses(2)
+    tiled = BoundOptions(tile_rows=64)
+    blocks = bounds_of(network, where, InputSplitSettings(), tiled, in_blocks=True)
+    assert blocks.options.tile_rows is None
+    # Others of a region are asked for bits that do not depend on what is bounded beside them.
+    assert bounds_of(network, where, InputSplitSettings(), tiled).options.tile_rows == 64
 
 
 def test_a_box_that_overflows_stays_open_and_leaves_its_neighbours_alone() -> None:

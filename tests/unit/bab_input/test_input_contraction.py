@@ -5,6 +5,8 @@ A failure of the first kind loses counterexamples: a false proof.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,27 @@ def test_a_single_plane_cuts_exactly() -> None:
     )
     assert left.lower.tolist() == [[0.0, 0.0]]
     assert abs(float(left.upper[0, 0]) - 0.25) < 1e-6 and float(left.upper[0, 1]) == 1.0
+
+
+def test_clauses_of_one_plane_each_are_cut_at_once_as_they_are_in_rounds() -> None:
+    generator = torch.Generator().manual_seed(1)
+    of, empty, cut = torch.arange(4), 0, 0
+    for _ in range(10):
+        low = torch.randn(16, 3, generator=generator)
+        high = low + torch.rand(16, 3, generator=generator)
+        slopes = torch.randn(16, 4, 3, generator=generator).double()
+        slopes[0, 1, 2] = torch.nan
+        offsets = torch.randn(16, 4, generator=generator).double()
+        excluded = torch.rand(16, 4, generator=generator) < 0.6
+        planes = planes_of(slopes, offsets, low, high, of)
+        rounds = contract(low, high, planes, excluded)
+        once = contract(low, high, replace(planes, alone=True), excluded)
+        assert torch.equal(once.empty, rounds.empty)
+        for name in ("lower", "upper", "least"):
+            torch.testing.assert_close(getattr(once, name), getattr(rounds, name))
+        empty += int((rounds.empty & ~excluded).sum())
+        cut += int((rounds.upper - rounds.lower < 0.9 * (high - low)).sum())
+    assert empty > 20 and cut > 20
 
 
 def test_planes_of_one_clause_exclude_together_what_neither_does_alone() -> None:

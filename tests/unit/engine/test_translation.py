@@ -57,6 +57,10 @@ SUPPORTED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "flatten-middle": lambda f, x: x.unsqueeze(1).flatten(1, 2),
     "squeeze": lambda f, x: x[:, :1].squeeze(1),
     "unsqueeze": lambda f, x: x.unsqueeze(-1),
+    "add-nothing": lambda f, x: f.linear((x - 0 * f.c).flatten(0, 1).view(-1, 4, 3)),
+    "add-nothing-but-an-axis": lambda f, x: x.unsqueeze(1) + torch.zeros(1, 2, 4, 3),
+    "add-nothing-last": lambda f, x: f.linear(x) + 0 * f.c,
+    "add-nothing-at-all": lambda f, x: x + 0 * f.c,
     "add-constant": lambda f, x: x + f.c,
     "constant-add": lambda f, x: f.m + x,
     "subtract-constant": lambda f, x: x - f.c,
@@ -176,3 +180,11 @@ def test_any_other_form_is_refused_by_name_or_right(name: str) -> None:
         assert re.match(r'node "[^"]+"|the network', str(error)), str(error)
         return
     assert_same_function_and_sound(module, graph)
+
+
+def test_a_shift_by_zero_is_no_node() -> None:
+    _, shifted = graph_of(lambda f, x: torch.relu(f.linear(x - 0 * f.c)))
+    _, plain = graph_of(lambda f, x: torch.relu(f.linear(x)))
+    assert len(shifted.nodes) == len(plain.nodes)
+    _, moved = graph_of(lambda f, x: torch.relu(f.linear(x - f.c)))
+    assert len(moved.nodes) == len(plain.nodes) + 1

@@ -97,6 +97,42 @@ def test_elements_of_known_sign_are_exact_for_every_alpha() -> None:
         assert not bool(lines.upper_intercept.any())
 
 
+@pytest.mark.parametrize("lower_slope", LOWER_SLOPES)
+def test_elements_of_known_sign_are_exact_by_default_beside_open_ones(lower_slope: str) -> None:
+    lower = torch.tensor([[0.0, 1.0, -2.0, -2.0, -1.0], [-1.0, -1.0, -1.0, -1.0, -1.0]])
+    upper = torch.tensor([[4.0, 1.5, -1.0, 0.0, 3.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    operator = relu(5, lower_slope)
+    lines = operator.lines(operator.relax(Interval(lower, upper), None), None)
+    assert lines.lower_slope[0, 0, :4].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert lines.upper_slope[0, 0, :4].tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_an_alpha_moves_no_element_whose_chord_is_rounded_to_a_stable_slope() -> None:
+    """Nearly stable: l < 0 < u, and the chord's slope is 1 or 0 in the number format."""
+    box = Interval(torch.tensor([[-1e-30, -1e30]]), torch.tensor([[1.0, 1e-20]]))
+    operator = relu(2)
+    assert bool(operator.unstable(box).all())
+    relaxation = operator.relax(box, None)
+    assert relaxation.slope[0, 0, 0] == 1.0 and 0.0 <= relaxation.slope[0, 0, 1] < 1e-44
+    lines = operator.lines(relaxation, alphas(5, 2))
+    for end in (box.lower.double(), box.upper.double()):
+        for row in range(5):
+            below, _, _ = line_values(lines, end, row)
+            assert bool((below <= torch.relu(end) + 1e-12 * end.abs()).all())
+
+
+def test_a_relaxation_that_inference_mode_asked_first_serves_a_gradient_later() -> None:
+    box = Interval(torch.tensor([[-1.0, 1.0]]), torch.tensor([[2.0, 3.0]]))
+    operator = relu(2)
+    relaxation = operator.relax(box, None)
+    alpha = torch.full((1, 1, 1, 2), 0.5)
+    with torch.inference_mode():
+        operator.lines(relaxation, alpha)
+    alpha.requires_grad_()
+    operator.lines(relaxation, alpha).lower_slope.sum().backward()
+    assert alpha.grad is not None and alpha.grad.flatten().tolist() == [1.0, 0.0]
+
+
 def test_an_element_is_unstable_if_it_is_in_some_box() -> None:
     lower = torch.tensor([[-1.0, 1.0, -2.0], [0.0, 2.0, -3.0]])
     upper = torch.tensor([[1.0, 2.0, -1.0], [1.0, 3.0, 0.0]])
@@ -106,6 +142,12 @@ def test_an_element_is_unstable_if_it_is_in_some_box() -> None:
 def test_a_bound_that_is_not_a_number_counts_as_unstable() -> None:
     lower, upper = torch.tensor([[torch.nan, -1.0]]), torch.tensor([[1.0, torch.nan]])
     assert bool(relu(2).unstable(Interval(lower, upper)).all())
+    lower, upper = torch.tensor([[1.0], [torch.nan]]), torch.tensor([[2.0], [torch.nan]])
+    assert bool(relu(1).unstable(Interval(lower, upper)).all())
+
+
+def test_of_no_box_no_element_is_unstable() -> None:
+    assert relu(2).unstable(Interval(torch.ones(0, 2), torch.ones(0, 2))).tolist() == [False, False]
 
 
 def test_an_interval_as_wide_as_the_number_format_is_enclosed() -> None:
