@@ -32,7 +32,7 @@ from auto_LiRPA_patches.engine.schedule import crown_relaxations, interval_rows
 from auto_LiRPA_patches.errors import NonFiniteBoundError
 from auto_LiRPA_patches.operators.base import num_elements
 from auto_LiRPA_patches.operators.interval import Interval
-from complete_verifier.bab.alpha_trial import ALPHA_SAMPLE, AlphaTrial
+from complete_verifier.bab.alpha_trial import AlphaEffort, Trials, boxes_below
 from complete_verifier.bab.input_contraction import Planes, contract
 from complete_verifier.bab.input_pool import Boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
@@ -144,7 +144,9 @@ class InputBounds:
             progress=None,
         )
         like = root.lower
-        self.trial = AlphaTrial()
+        alpha = settings.alpha.iterations if settings.bounding == "alpha-crown" else 0
+        self._effort = AlphaEffort(iterations=alpha)
+        self._trials = Trials()
         self.matrix = rows.matrix(like)
         self.root_width = (root.upper - root.lower).flatten()
         output = Relaxations(self.graph, root).interval(self.graph.output)
@@ -181,10 +183,27 @@ class InputBounds:
         rows = max(_PASS_ELEMENTS // (boxes * self._widest), _LEAST_PRODUCT // boxes, 1)
         return replace(self.options, chunk_rows=min(self.options.chunk_rows, rows))
 
-    def begin_block(self) -> None:
-        """Forget what was learnt of boxes before, if blocks are to be independent of each other."""
-        if self.in_blocks:
-            self.trial = AlphaTrial()
+    def begin_block(self, effort: AlphaEffort) -> None:
+        """Before boxes whose bits are to depend on nothing that was learnt of others.
+
+        Args:
+            effort: how α-CROWN is used on them.
+        """
+        self._effort = effort
+
+    def trials(self) -> Trials:
+        """What came of α-CROWN since this was asked last."""
+        found, self._trials = self._trials, Trials()
+        return found
+
+    def briefly(self, boxes: Boxes) -> Bounded:
+        """`bound` without α-CROWN: of boxes most of which are thrown away."""
+        before = self._effort, self._trials
+        self._effort = self._effort.stopped()
+        try:
+            return self.bound(boxes)
+        finally:
+            self._effort, self._trials = before
 
     def bound(self, boxes: Boxes) -> Bounded:
         """Bound boxes; what was known of them stays known.
@@ -245,17 +264,22 @@ class InputBounds:
         wanted = self._wanted_rows(boxes)
         known = self._functionals(state, form, wanted)
         bounded = self._conclude(boxes, known)
-        if self.settings.bounding != "alpha-crown" or self.settings.alpha.iterations == 0:
+        if self._effort.iterations == 0:
             return bounded
         still = bounded.boxes.is_open.nonzero().squeeze(1)
-        if still.numel() == 0 or not self.trial.is_due():
+        below = boxes_below(boxes.margin[still], bounded.boxes.margin[still], self.threshold)
+        if not self._effort.worth_trying(below):
             return bounded
-        sample, rest = still[:ALPHA_SAMPLE], still[ALPHA_SAMPLE:]
+        size = self._effort.sample
+        sample, rest = still[:size], still[size:]
         bounded = self._improve(state, bounded, known, sample)
-        solved = int((~bounded.boxes.is_open[sample]).sum())
-        if self.trial.pays(solved, sample.numel()) and rest.numel():
-            return self._improve(state, bounded, known, rest)
-        return bounded
+        solved = ~bounded.boxes.is_open[sample]
+        paid = self._effort.pays(below[:size][solved], sample.numel())
+        self._trials = self._trials.and_one(paid)
+        if not paid:
+            self._effort = self._effort.stopped()
+            return bounded
+        return self._improve(state, bounded, known, rest) if rest.numel() else bounded
 
     def _relaxations(self, boxes: Boxes) -> tuple[Relaxations, AffineForm | None]:
         """Bounds of inner nodes; with the output's form where they are propagated forwards."""

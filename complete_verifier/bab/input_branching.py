@@ -52,7 +52,12 @@ def split_boxes(parents: Boxes, few: int) -> Boxes:
 
 
 def children(
-    parents: Boxes, bound: Bound, settings: InputSplitSettings, few: int, round_number: int
+    parents: Boxes,
+    bound: Bound,
+    settings: InputSplitSettings,
+    few: int,
+    round_number: int,
+    briefly: Bound | None = None,
 ) -> Bounded:
     """Split `parents` as the heuristic says and bound what results.
 
@@ -64,6 +69,7 @@ def children(
     Args:
         few: boxes are split several times while no more children than this result.
         round_number: of the search, for `bf_iters`.
+        briefly: bounds the halves of which one pair per box is kept; None = as `bound` does.
     """
     if settings.heuristic != "brute-force" or round_number >= settings.bf_iters:
         return bound(split_boxes(parents, few))
@@ -73,7 +79,8 @@ def children(
         asking = parents.select(due)
         size = max(1, settings.bf_batch_size // (2 * asking.lower.shape[1]))
         index = torch.arange(asking.count, device=asking.path.device)
-        parts = [_try_all(asking.select(part), bound, settings) for part in index.split(size)]
+        weigh = briefly or bound
+        parts = [_try_all(asking.select(part), weigh, settings) for part in index.split(size)]
         if bool(due.all()) and 4 * asking.count <= few:
             parts = _carried_on(Bounded.concatenate(parts), bound, settings, few)
         few -= 2 * asking.count

@@ -22,6 +22,7 @@ from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import stop
+from complete_verifier.bab.alpha_trial import AlphaEffort, AlphaTrial
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_attack import InputAttack
 from complete_verifier.bab.input_bounds import Bounded, InputBounds
@@ -71,6 +72,9 @@ _WALK_PERIOD, _WORTH_A_WALK = 32, 32
 _BLOCKS = 12
 _FEWER_BLOCKS = (1, 2, 4, 6)
 _WORTH_A_BLOCK = 48
+# A batch does not grow beyond so many tiles of each rank: their rounds lose nothing any more, and
+# points are tried between rounds only.
+_MOST_TILES = 4
 _DEPTH = 3  # column of the keys of boxes
 
 
@@ -89,7 +93,9 @@ class _Search:
         self.partners = context.partners
         self.settings = settings
         self.bab = bab
-        self.parents = max(1, bab.batch_size // 2)
+        self.batch = bab.first_batch()
+        uses_alpha = settings.bounding == "alpha-crown"
+        self.alpha = AlphaTrial(settings.alpha.iterations if uses_alpha else 0)
         self.bounds = InputBounds(
             context.network,
             rows,
@@ -123,6 +129,7 @@ class _Search:
         """The whole region is the first rank's."""
         if self.partners.pool.rank == 0:
             self._receive(self.bounds.bound(self.region), 0)
+            self._note_trials()
 
     def _round(self) -> Exception | None:
         """Take boxes, split them, bound the children, keep what is open.
@@ -137,8 +144,14 @@ class _Search:
         rounds = self.own.rounds
         taken = sum(block.count for block in blocks)
         self.own = replace(self.own, rounds=rounds + 1, taken=taken)
-        few = max(1, min(FEW_CHILDREN, self.bab.batch_size, self.bounds.tile) // number)
-        return self.partners.attempt(lambda: self._work(blocks, rounds, few))
+        few = max(1, min(FEW_CHILDREN, self.batch.size, self.bounds.tile) // number)
+        effort = self.alpha.effort(number)
+        return self.partners.attempt(lambda: self._work(blocks, rounds, few, effort))
+
+    @property
+    def _parents(self) -> int:
+        """Boxes that a round splits at most; a child is a subproblem."""
+        return max(1, self.batch.size // 2)
 
     def _next_blocks(self) -> tuple[list[Boxes], int]:
         """This rank's boxes of the next batch, each block in the order of paths.
@@ -152,12 +165,12 @@ class _Search:
             return next_blocks(
                 self.partners,
                 self.pool,
-                self.parents,
+                self._parents,
                 waiting,
                 self._children_of,
                 lambda children: number_of_blocks(children, most),
             )
-        parents = next_batch(self.partners, self.pool, self.parents, waiting, in_order=False)
+        parents = next_batch(self.partners, self.pool, self._parents, waiting, in_order=False)
         if parents.count == 0:
             return [], 1
         # Neighbours share stable neurons, which is what makes a tile cheap.
@@ -174,21 +187,30 @@ class _Search:
         due = keys[:, _DEPTH] % self.settings.bf_period == 0
         return np.where(due, self._most_children, 2)
 
-    def _work(self, blocks: list[Boxes], rounds: int, few: int) -> None:
-        """Split and bound blocks of boxes, each into `few` children where they would be fewer."""
+    def _work(self, blocks: list[Boxes], rounds: int, few: int, effort: AlphaEffort) -> None:
+        """Split and bound blocks of boxes, each into `few` children where they would be fewer.
+
+        Args:
+            effort: how α-CROWN is used on each block.
+        """
         found = []
         for block in blocks:
-            self.bounds.begin_block()
+            self.bounds.begin_block(effort)
             found += self._expand(block, rounds, few)
+        self._note_trials()
         if found:
             bounded = Bounded.concatenate(found)
             self.own = replace(self.own, visited=self.own.visited + bounded.boxes.count)
             self._receive(bounded, rounds + 1)
 
+    def _note_trials(self) -> None:
+        self.own = replace(self.own, trials=self.bounds.trials())
+
     def _expand(self, parents: Boxes, rounds: int, few: int) -> list[Bounded]:
         """Bounded children; half of the parents at a time where memory does not hold all."""
         try:
-            return [children(parents, self.bounds.bound, self.settings, few, rounds)]
+            bound, briefly = self.bounds.bound, self.bounds.briefly
+            return [children(parents, bound, self.settings, few, rounds, briefly)]
         except Exception as error:
             least = parents.count < 2 and few <= 2
             if least or self.partners.layers_split or not ran_out_of_memory(error):
@@ -222,7 +244,10 @@ class _Search:
             worst_margin=min(self.stuck_margin, self.pool.worst_margin),
             late=self.context.out_of_time(),
         )
-        self.total = stop.together(self.partners, self.own, failure)
+        total = self.total = stop.together(self.partners, self.own, failure)
+        self.alpha.note(total.trials)
+        if self.batch.size < _MOST_TILES * self.partners.pool.size * self.bounds.tile:
+            self.batch = self.batch.after(2 * total.taken, self.context.memory_used())
         self.context.say(stop.status(self.total, _NOUN, time.monotonic() - self.start))
 
     def _attack(self, still: Bounded, stuck: Bounded, rounds: int) -> Counterexample | None:

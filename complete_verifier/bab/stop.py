@@ -7,11 +7,12 @@ counts are summed, the margins' minimum is taken, one late rank is enough, and a
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.errors import SoundnessError
 from complete_verifier.attack.counterexample import Counterexample
+from complete_verifier.bab.alpha_trial import Trials
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import Partners
@@ -29,6 +30,7 @@ class Tally:
         worst_margin: smallest margin of a waiting or stuck subproblem; +inf without any.
         pool_bytes: memory of the pool; of all together, of the rank whose pool takes most.
         taken: subproblems of the last batch.
+        trials: what the last round tells about α-CROWN on input boxes.
         late: whether the clock has run out.
         counterexample: a confirmed one.
         starved: ranks that found no memory for their part of a round; of all together.
@@ -42,6 +44,7 @@ class Tally:
     worst_margin: float = float("inf")
     pool_bytes: int = 0
     taken: int = 0
+    trials: Trials = Trials()
     late: bool = False
     counterexample: Counterexample | None = None
     starved: tuple[int, ...] = ()
@@ -66,26 +69,26 @@ def together(partners: Partners, own: Tally, failure: Exception | None = None) -
     starved = failure is not None and ran_out_of_memory(failure)
     flags = _LATE * own.late + _FOUND * (own.counterexample is not None)
     flags += _STARVED if starved else _FAILED * (failure is not None)
-    message = [own.visited, own.waiting, own.stuck, own.pool_bytes, own.taken]
-    rows = partners.pool.all_gather_integers(
-        "round of branch and bound", [*message, _bits(own.worst_margin), flags]
-    )
-    said = [row[6] for row in rows]
+    message = [flags, _bits(own.worst_margin), own.visited, own.waiting, own.stuck]
+    message += [own.pool_bytes, own.taken, *astuple(own.trials)]
+    rows = partners.pool.all_gather_integers("round of branch and bound", message)
+    said = [row[0] for row in rows]
     if any(flag & _FAILED for flag in said):
         partners.raise_together(failure)
     finders = [rank for rank, flag in enumerate(said) if flag & _FOUND]
     found = own.counterexample
     if finders:  # the first one hands it to the others, rank 0 among them
         found = partners.pool.broadcast_object(found, finders[0])
-    visited, waiting, stuck, held, taken, *_ = zip(*rows, strict=True)
+    _, margins, visited, waiting, stuck, held, taken, *trials = zip(*rows, strict=True)
     return replace(
         own,
         visited=sum(visited),
         waiting=sum(waiting),
         stuck=sum(stuck),
-        worst_margin=min(_number(row[5]) for row in rows),
+        worst_margin=min(_number(bits) for bits in margins),
         pool_bytes=max(held),
         taken=sum(taken),
+        trials=Trials(*(sum(column) for column in trials)),
         late=any(flag & _LATE for flag in said),
         counterexample=found,
         starved=tuple(rank for rank, flag in enumerate(said) if flag & _STARVED),

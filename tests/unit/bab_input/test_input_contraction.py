@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from complete_verifier.bab.alpha_trial import AlphaTrial
 from complete_verifier.bab.input_contraction import Planes, contract
 
 NONE = torch.zeros(1, 1, dtype=torch.bool)
@@ -108,17 +107,3 @@ def test_planes_that_are_not_finite_cut_nothing() -> None:
         left = contract(low, high, planes, NONE)
         assert left.empty.tolist() == [[False]]
         assert (float(left.lower), float(left.upper)) == (0.0, 1.0)
-
-
-def test_alpha_is_tried_less_often_after_each_failure_and_again_after_a_success() -> None:
-    trial = AlphaTrial()
-    due = []
-    for _ in range(12):
-        due.append(trial.is_due())
-        if due[-1]:
-            assert not trial.pays(1, 16)
-    assert [index for index, is_due in enumerate(due) if is_due] == [0, 2, 5, 10]
-    while not trial.is_due():
-        pass
-    assert trial.pays(8, 16)
-    assert trial.is_due()
