@@ -72,9 +72,9 @@ _WALK_PERIOD, _WORTH_A_WALK = 32, 32
 _BLOCKS = 12
 _FEWER_BLOCKS = (1, 2, 4, 6)
 _WORTH_A_BLOCK = 48
-# A batch does not grow beyond so many tiles of each rank: their rounds lose nothing any more, and
+# A batch does not grow beyond so many tiles of each rank: such rounds lose nothing any more, and
 # points are tried between rounds only.
-_MOST_TILES = 4
+_MOST_TILES = 2
 _DEPTH = 3  # column of the keys of boxes
 
 
@@ -247,7 +247,11 @@ class _Search:
         total = self.total = stop.together(self.partners, self.own, failure)
         self.alpha.note(total.trials)
         if self.batch.size < _MOST_TILES * self.partners.pool.size * self.bounds.tile:
-            self.batch = self.batch.after(2 * total.taken, self.context.memory_used())
+            # A tile bounds the memory on a CPU, where what is done once per tile is what a larger
+            # batch spares; elsewhere all boxes of a batch are bounded together.
+            on_cpu = self.region.lower.device.type == "cpu"
+            used = 0.0 if on_cpu else self.context.memory_used()
+            self.batch = self.batch.after(2 * total.taken, used)
         self.context.say(stop.status(self.total, _NOUN, time.monotonic() - self.start))
 
     def _attack(self, still: Bounded, stuck: Bounded, rounds: int) -> Counterexample | None:

@@ -75,6 +75,20 @@ def test_blocks_together_do_no_more_than_a_batch(
     assert max(after - before for before, after in pairwise(visited)) <= 128
 
 
+@pytest.mark.parametrize("enlarge", [False, True])
+def test_a_batch_of_boxes_grows_where_it_may(
+    enlarge: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, where = problem(7, -GAP)
+    bab = BabSettings(batch_size=8, max_iterations=20, enlarge=enlarge)
+    taken = []
+    monkeypatch.setattr(stop, "status", lambda tally, *_: taken.append(tally.taken) or "")
+    monkeypatch.setattr(InputBounds, "tile", 16)
+    decide(network, where, InputSplitSettings(heuristic="sb", adv_check=-1), bab)
+    # Two tiles of 16 children, or the four parents of the batch.
+    assert max(taken) == (16 if enlarge else 4)
+
+
 @pytest.mark.parametrize("manner", MANNERS)
 def test_proven_exactly_where_the_smallest_margin_is_positive(manner: str) -> None:
     for seed in range(4):
