@@ -37,8 +37,6 @@ class NeuronRows:
 
     def narrow(self, start: int, stop: int) -> NeuronRows:
         """Rows ``start <= s < stop``; rows beyond the last are zero padding."""
-        if start == 0 and stop == self.count:
-            return self
         index, sign = self.index[start:stop], self.sign[start:stop]
         missing = stop - start - index.shape[0]
         if missing > 0:
@@ -84,8 +82,6 @@ class SpecRows:
 
     def narrow(self, start: int, stop: int) -> SpecRows:
         """Rows ``start <= s < stop``; rows beyond the last are zero padding."""
-        if start == 0 and stop == self.count:
-            return self
         rows = self.matrix[start:stop]
         missing = stop - start - rows.shape[0]
         if missing > 0:
@@ -118,8 +114,6 @@ class BatchRows:
 
     def narrow(self, start: int, stop: int) -> BatchRows:
         """Rows ``start <= s < stop``; rows beyond the last are zero padding."""
-        if start == 0 and stop == self.count:
-            return self
         rows = self.coeffs[start:stop]
         missing = stop - start - rows.shape[0]
         if missing > 0:

@@ -129,8 +129,7 @@ def by_chunks(
             return compute(own.narrow(start + first, start + last))
 
         with torch.no_grad():
-            found = halving.run(piece, stop - start)
-            return found if stop <= own.count else found[: own.count - start]
+            return halving.run(piece, stop - start)[: own.count - start]
 
     ranges = cut.ranges(own.count, cut.chunks(split.most))
     found = in_turn(f"{place}, rows from {split.start}", ranges, bound, options)
@@ -244,23 +243,17 @@ def elements_to_bound(graph: Graph, node: int, bounds: Interval, options: BoundO
 
 def _unstable(graph: Graph, node: int, bounds: Interval) -> Tensor:
     """``[N]`` bool: elements of this rank whose relaxation above is not exact."""
-    wanted: Tensor | None = None
+    count = num_elements(graph.nodes[node].shape)
+    wanted = torch.zeros(count, dtype=torch.bool, device=bounds.lower.device)
     for index in graph.relaxed:
         if node not in graph.nodes[index].inputs:
             continue
         operator = graph.nodes[index].operator
         if isinstance(operator, Activation):
-            found = operator.unstable(bounds.flatten())
+            wanted |= operator.unstable(bounds.flatten())
         else:
-            found = _all_of(graph, node, bounds, True)
-        wanted = found if wanted is None else wanted | found
-    return _all_of(graph, node, bounds, False) if wanted is None else wanted
-
-
-def _all_of(graph: Graph, node: int, bounds: Interval, value: bool) -> Tensor:
-    """``[N]`` bool, the same for every element of `node`."""
-    count = num_elements(graph.nodes[node].shape)
-    return torch.full((count,), value, dtype=torch.bool, device=bounds.lower.device)
+            wanted[:] = True
+    return wanted
 
 
 def _where_unstable(

@@ -223,10 +223,8 @@ def _offset_vector(operator: AffineOperator, weights: WeightSource) -> Tensor | 
 
 def sum_bias(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Sum of the given ``[S, B]`` biases, None standing for zero."""
-    given = [part for part in parts if part is not None]
-    if len(given) < 2:
-        return given[0] if given else None
-    total = given[0] + given[1]
-    for part in given[2:]:
-        total += part
+    total: Tensor | None = None
+    for part in parts:
+        if part is not None:
+            total = part if total is None else total + part
     return total

@@ -38,8 +38,7 @@ class BlockProduct:
         if not self._absolute:
             self._add(block)
             return
-        most = block_size(*block.shape)
-        for part in block.split(most) if block.shape[0] > most else (block,):
+        for part in block.split(block_size(*block.shape)):
             self._add(part.abs())
 
     @property

@@ -53,12 +53,6 @@ class Reshape(Movement):
     def move_back(self, rows: Tensor) -> Tensor:
         return rows.reshape(rows.shape[0], *self.input_shapes[0])
 
-    def backward(
-        self, weights: WeightSource, coeffs: Tensor, lines: Any | None
-    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        # In one call: of a small network's time each is felt.
-        return (coeffs.reshape(*coeffs.shape[:2], *self.input_shapes[0]),), None
-
 
 @dataclass(frozen=True)
 class Transpose(Movement):

@@ -23,8 +23,6 @@ _LONGEST_PAUSE = 1 << 10
 # against 0.1).
 _BOXES_PER_STEP = 3.0
 _OVERHEAD = 16
-
-
 _MOST_SPLITS = 40
 
 
@@ -55,13 +53,18 @@ class AlphaEffort:
     sample: int = ALPHA_SAMPLE
     iterations: int = 0
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it is used at all."""
+        return self.sample > 0 and self.iterations > 0
+
     def worth_trying(self, below: Tensor) -> bool:
         """Whether closing all that are left would save more than it costs.
 
         Args:
             below: ``[n]`` the boxes expected below each open one, see `boxes_below`.
         """
-        return self.sample > 0 and self.iterations > 0 and self._saves(below, below.numel())
+        return self.is_on and self._saves(below, below.numel())
 
     def pays(self, below: Tensor, tried: int) -> bool:
         """Whether to go on, having closed the boxes of `below` of so many."""

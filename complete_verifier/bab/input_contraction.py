@@ -34,13 +34,13 @@ class Planes:
         least: ``[B, K]`` each plane's smallest value over its box, what rounding may account for
             taken off; -inf where there is no plane.
         clause_of: ``[K]``.
-        alone: whether clause k has constraint k and no other.
+        one_each: whether clause k has constraint k and no other.
     """
 
     slopes: Tensor
     least: Tensor
     clause_of: Tensor
-    alone: bool = False
+    one_each: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def contract(lower: Tensor, upper: Tensor, planes: Planes, excluded: Tensor) -> 
     slack = (slopes.abs() * largest).sum(-1) + planes.least.abs().nan_to_num_(posinf=0.0)
     slack = slack.mul_(_SLACK).add_(_TINY**0.5)
     low, high = lower.double().unsqueeze(1), upper.double().unsqueeze(1)
-    cut = _cut_once if planes.alone else _cut_in_rounds
+    cut = _cut_once if planes.one_each else _cut_in_rounds
     low, high, least, empty = cut(low, high, planes, slack, excluded)
     kept = ~empty.unsqueeze(2)
     hull_low = torch.where(kept, low, torch.inf).amin(dim=1)
@@ -102,7 +102,6 @@ def _cut_in_rounds(low: Tensor, high: Tensor, planes: Planes, slack: Tensor, emp
     low, high = low.expand(-1, clauses, -1), high.expand(-1, clauses, -1)
     rising, falling = planes.slopes.clamp(min=0), planes.slopes.clamp(max=0)
     base = planes.least - _corner(rising, falling, low[:, of], high[:, of])
-    least = planes.least
     for _ in range(_ROUNDS):
         own_low, own_high = low[:, of], high[:, of]
         least = base + _corner(rising, falling, own_low, own_high)

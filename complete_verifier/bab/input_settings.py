@@ -59,6 +59,11 @@ class InputSplitSettings:
         return self.bounding in ("forward", "forward+crown", "alpha-crown")
 
     @property
+    def alpha_steps(self) -> int:
+        """Steps of α-CROWN on a box; 0 unless `bounding` asks for it."""
+        return self.alpha.iterations if self.bounding == "alpha-crown" else 0
+
+    @property
     def backward(self) -> bool:
         """Whether functionals are bounded by a pass from the output downwards."""
         return self.bounding not in ("ibp", "forward")

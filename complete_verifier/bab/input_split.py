@@ -22,7 +22,7 @@ from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
 from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import stop
-from complete_verifier.bab.alpha_trial import AlphaEffort, AlphaTrial
+from complete_verifier.bab.alpha_trial import AlphaEffort, AlphaTrial, Trials
 from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_attack import InputAttack
 from complete_verifier.bab.input_bounds import Bounded, InputBounds
@@ -94,8 +94,7 @@ class _Search:
         self.settings = settings
         self.bab = bab
         self.batch = bab.first_batch()
-        uses_alpha = settings.bounding == "alpha-crown"
-        self.alpha = AlphaTrial(settings.alpha.iterations if uses_alpha else 0)
+        self.alpha = AlphaTrial(settings.alpha_steps)
         self.bounds = InputBounds(
             context.network,
             rows,
@@ -137,6 +136,7 @@ class _Search:
         Returns:
             What went wrong on this rank, for all to learn.
         """
+        self.own = replace(self.own, trials=Trials())
         try:
             blocks, number = self._next_blocks()
         except NoRoomError as error:
@@ -246,13 +246,19 @@ class _Search:
         )
         total = self.total = stop.together(self.partners, self.own, failure)
         self.alpha.note(total.trials)
-        if self.batch.size < _MOST_TILES * self.partners.pool.size * self.bounds.tile:
-            # A tile bounds the memory on a CPU, where what is done once per tile is what a larger
-            # batch spares; elsewhere all boxes of a batch are bounded together.
-            on_cpu = self.region.lower.device.type == "cpu"
-            used = 0.0 if on_cpu else self.context.memory_used()
-            self.batch = self.batch.after(2 * total.taken, used)
-        self.context.say(stop.status(self.total, _NOUN, time.monotonic() - self.start))
+        self._grow_batch(2 * total.taken)
+        self.context.say(stop.status(total, _NOUN, time.monotonic() - self.start))
+
+    def _grow_batch(self, children: int) -> None:
+        """The next round's batch, after one of so many children of all ranks.
+
+        A tile bounds the memory on a CPU, where what is done once per tile is what a larger batch
+        spares; elsewhere all boxes of a batch are bounded together.
+        """
+        if self.batch.size >= _MOST_TILES * self.partners.pool.size * self.bounds.tile:
+            return
+        on_cpu = self.region.lower.device.type == "cpu"
+        self.batch = self.batch.after(children, 0.0 if on_cpu else self.context.memory_used())
 
     def _attack(self, still: Bounded, stuck: Bounded, rounds: int) -> Counterexample | None:
         """Cheap points every round; a walk now and then.

@@ -111,13 +111,13 @@ def _sum_or_shift(node: UpstreamNode, sign: float) -> Operator | tuple[Step, ...
     left, right = node.operands
     if left.depends_on_input and right.depends_on_input:
         return Sum(node.name, perturbed_shapes(node), node.shape, (1.0, sign))
+    constant, factor, shift_sign = left, sign, 1.0
     if left.depends_on_input:
-        if _adds_nothing(node, right):
-            return ()
-        shift = right.register_broadcast(node.shape)
-        return scaled(node, shift=shift, shift_sign=sign)
-    shift = left.register_broadcast(node.shape)
-    return scaled(node, shift=shift, factor=sign)
+        constant, factor, shift_sign = right, 1.0, sign
+    if factor == 1.0 and _adds_nothing(node, constant):
+        return ()
+    shift = constant.register_broadcast(node.shape)
+    return scaled(node, shift=shift, factor=factor, shift_sign=shift_sign)
 
 
 def _adds_nothing(node: UpstreamNode, constant: UpstreamNode) -> bool:

@@ -24,7 +24,11 @@ class Step:
 
 
 Translator = Callable[[UpstreamNode], Operator | tuple[Step, ...]]
-"""No steps at all: the node's value is that of its one operand that depends on the input."""
+"""What a node becomes: one operator, or steps whose last result is the node's value.
+
+An empty tuple stands for the identity: the value is that of the one operand that depends on the
+input.
+"""
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_clauses_of_one_plane_each_are_cut_at_once_as_they_are_in_rounds() -> No
         excluded = torch.rand(16, 4, generator=generator) < 0.6
         planes = planes_of(slopes, offsets, low, high, of)
         rounds = contract(low, high, planes, excluded)
-        once = contract(low, high, replace(planes, alone=True), excluded)
+        once = contract(low, high, replace(planes, one_each=True), excluded)
         assert torch.equal(once.empty, rounds.empty)
         for name in ("lower", "upper", "least"):
             torch.testing.assert_close(getattr(once, name), getattr(rounds, name))

@@ -183,8 +183,11 @@ def test_any_other_form_is_refused_by_name_or_right(name: str) -> None:
 
 
 def test_a_shift_by_zero_is_no_node() -> None:
-    _, shifted = graph_of(lambda f, x: torch.relu(f.linear(x - 0 * f.c)))
     _, plain = graph_of(lambda f, x: torch.relu(f.linear(x)))
-    assert len(shifted.nodes) == len(plain.nodes)
+    for shift in (lambda x, zero: x - zero, lambda x, zero: x + zero, lambda x, zero: zero + x):
+        _, shifted = graph_of(lambda f, x, shift=shift: torch.relu(f.linear(shift(x, 0 * f.c))))
+        assert len(shifted.nodes) == len(plain.nodes)
+    _, opposite = graph_of(lambda f, x: torch.relu(f.linear(0 * f.c - x)))
+    assert len(opposite.nodes) == len(plain.nodes) + 1
     _, moved = graph_of(lambda f, x: torch.relu(f.linear(x - f.c)))
     assert len(moved.nodes) == len(plain.nodes) + 1

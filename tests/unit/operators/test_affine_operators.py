@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from auto_LiRPA_patches.operators.base import AffineOperator
+from auto_LiRPA_patches.operators.base import AffineOperator, sum_bias
 from auto_LiRPA_patches.operators.convolution import BatchNorm, Conv
 from auto_LiRPA_patches.operators.linear import Linear
 from auto_LiRPA_patches.operators.scaling import ScaleShift
@@ -242,3 +242,9 @@ def test_rows_of_a_layer_with_leading_axes_are_not_selected() -> None:
     operator = made.operator
     assert isinstance(operator, AffineOperator)
     assert operator.select_rows(made.weights, torch.tensor([0]), torch.ones(1).double()) is None
+
+
+def test_biases_that_hold_for_every_box_add_up_with_those_of_each() -> None:
+    of_each = torch.tensor([[1.0, 2.0, 3.0]])
+    total = sum_bias([torch.ones(1, 1), None, torch.ones(1, 1), of_each])
+    assert total is not None and total.tolist() == [[3.0, 4.0, 5.0]]
