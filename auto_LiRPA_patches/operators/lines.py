@@ -212,28 +212,40 @@ class SplitLines(LineStep):
 
     Attributes:
         lines: of the ReLU before the split.
-        boxes: ``[n]``, those with a split, each once.
+        boxes: ``[n]``, those with a split; each once, or once with each of `rows`.
         places: ``[n]``, the neuron's place among the relaxed features.
         slopes: ``[n]``, 1 for z >= 0 and 0 for z <= 0.
+        rows: ``[n]``, the rows for which the split holds, of lines that all rows share; None = all.
     """
 
-    def __init__(self, lines: Lines, boxes: Tensor, places: Tensor, slopes: Tensor) -> None:
-        """Split one neuron in each of `boxes`, which no multiplier or earlier split speaks of."""
+    def __init__(
+        self,
+        lines: Lines,
+        boxes: Tensor,
+        places: Tensor,
+        slopes: Tensor,
+        rows: Tensor | None = None,
+    ) -> None:
+        """Split neurons which no multiplier or earlier split speaks of."""
         self.lines = lines
         self.boxes = boxes
         self.places = places
         self.slopes = slopes
+        self.rows = rows
 
     def step(self, coeffs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The step through `lines`, corrected for one neuron per box; there is no gradient."""
+        """The step through `lines`, corrected for the neurons split; there is no gradient."""
         lines, boxes = self.lines, self.boxes
         below, bias = lines.step(coeffs)
         columns = self.places if lines.index is None else lines.index[self.places]
-        own = coeffs[:, boxes, columns]
-        below[:, boxes, columns] = own * self.slopes
+        rows = slice(None) if self.rows is None else self.rows
+        own = coeffs[rows, boxes, columns]
+        below[rows, boxes, columns] = own * self.slopes
         if bias is not None and lines.upper_intercept is not None:
-            spared = own.clamp(max=0) * lines.upper_intercept[:, boxes, self.places]
-            bias[:, boxes] -= spared
+            intercept = lines.upper_intercept[:, boxes, self.places]
+            bias[rows, boxes] -= own.clamp(max=0) * (
+                intercept if self.rows is None else intercept[0]
+            )
         return below, bias
 
 

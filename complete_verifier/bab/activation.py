@@ -312,10 +312,17 @@ class _Tree:
         splitter = Splitter(self.bounding, batch, LOCATE[settings.point_method])
         probe = ReluProbe(self.bounding, batch) if relu_like(self.bounding.root.graph) else None
 
-        def evaluate(feature: Tensor, side: Tensor) -> Tensor:
+        def evaluate(tried: Tensor) -> Tensor:
             if probe is not None:
-                return probe.margins(feature, side)
-            return self.bounding.evaluate(splitter.child(batch, feature.cpu(), side.cpu()))
+                return probe.margins(tried)
+            margins = [
+                self.bounding.evaluate(
+                    splitter.child(batch, feature, torch.full_like(feature, side))
+                )
+                for feature in tried.cpu()
+                for side in (1, -1)
+            ]
+            return torch.stack(margins).unflatten(0, (-1, 2))
 
         first = branching.choose(
             scores,

@@ -36,6 +36,7 @@ _STEP_WORK = 1 << 25
 _ELEMENT_WORK = 10
 _ANY_NUMBER = 1 << 40
 _ECONOMY = 8
+_MOST_PASSES = 8
 
 # Coefficients, their gradients, α with two moments and a best copy, and lines, per element.
 _COPIES = 12
@@ -308,6 +309,16 @@ class Bounding:
         if self.root.box.lower.device.type != "cpu":
             return wanted
         return min(wanted, max(1, _TILE_BYTES // self._subproblem_bytes))
+
+    def passes_at_once(self, count: int) -> int:
+        """How many backward passes over the same `count` subproblems are worth making as one.
+
+        In tiles it follows from `count` and the network. Measured, choosing neurons in 20 rounds
+        of cifar_base_kw img8194: 0.89 s by single passes, 0.45 so; 64 subproblems of
+        mnist-net_256x6, 0.45 and 0.25 s.
+        """
+        most = _TILE_BYTES // self._subproblem_bytes if self.in_tiles else self.part_size()
+        return min(max(1, min(self.economical, most) // count), _MOST_PASSES)
 
     def fit_tiles(self, count: int) -> None:
         """Make tiles low enough to give several ranks some of `count` subproblems.

@@ -32,8 +32,8 @@ from torch import Tensor
 from auto_LiRPA_patches.operators.base import AffineOperator
 from complete_verifier.bab.features import Features, FeatureSpan
 
-Evaluate = Callable[[Tensor, Tensor], Tensor]
-"""(features ``[B]``, sides ``[B]`` of +-1) -> margins ``[B]`` of the children so split."""
+Evaluate = Callable[[Tensor], Tensor]
+"""Features ``[C, B]`` -> margins ``[C, 2, B]`` of the children so split, above and below."""
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,11 @@ def choose(
     if method == "intercept":
         return scores.intercept.argmax(dim=1)
     tried = candidates(scores, method, count, most)
-    results = []
     # A place that is left over tries the first candidate again; the first of equals is taken.
     tried = torch.where(tried < 0, tried[:, :1], tried)
-    for feature in tried.unbind(dim=1):
-        one = evaluate(feature, torch.ones_like(feature))
-        other = evaluate(feature, -torch.ones_like(feature))
-        both = _REDUCE[reduceop](one, other)
-        is_open = scores.babsr.gather(1, feature.unsqueeze(1)).squeeze(1) >= 0
-        results.append(both.masked_fill(~is_open | both.isnan(), -torch.inf))
-    best = torch.stack(results, dim=1).argmax(dim=1, keepdim=True)
+    both = _REDUCE[reduceop](*evaluate(tried.T).unbind(dim=1)).T
+    is_open = scores.babsr.gather(1, tried) >= 0
+    best = both.masked_fill(~is_open | both.isnan(), -torch.inf).argmax(dim=1, keepdim=True)
     picked = tried.gather(1, best).squeeze(1)
     usable = scores.babsr.gather(1, picked.unsqueeze(1)).squeeze(1) >= 0
     return torch.where(usable, picked, scores.gap.argmax(dim=1))

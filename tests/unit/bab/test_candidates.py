@@ -37,8 +37,8 @@ def test_the_choice_is_that_of_trying_all_twice() -> None:
     scores = _scores()
     margins = torch.rand(BATCH, FEATURES, 2, generator=torch.Generator().manual_seed(5)).double()
 
-    def evaluate(feature: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
-        return margins[torch.arange(BATCH), feature, (side > 0).long()]
+    def evaluate(tried: torch.Tensor) -> torch.Tensor:
+        return margins[torch.arange(BATCH), tried].transpose(1, 2)
 
     chosen = choose(scores, "kfsb", 4, "min", evaluate, lambda: scores.gap)
     tables = (scores.gap, scores.intercept)

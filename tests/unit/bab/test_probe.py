@@ -8,9 +8,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from auto_LiRPA_patches.engine.backward import LinesAt, lower_bounds
+from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
+from auto_LiRPA_patches.engine.rows import BatchRows
+from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bab import probe
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.children import child
 from complete_verifier.bab.domain_batch import DomainBatch
@@ -18,16 +23,19 @@ from complete_verifier.bab.features import Features
 from complete_verifier.bab.probe import ReluProbe
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
+from complete_verifier.specification import Clause
 from tests.unit.bounds.region_cases import at_most, mlp, network_of, region
 
 
-def _bounding(*, memory_bytes: int | None, in_tiles: bool) -> Bounding:
+def _bounding(*, memory_bytes: int | None, in_tiles: bool, conjunction: bool = False) -> Bounding:
     torch.manual_seed(1)
     module: nn.Module = mlp(3, 12, 10, 2)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(2.0)
     rows = [at_most([1.0, -1.0], 100.0), at_most([0.5, 1.0], 100.0)]
+    if conjunction:
+        rows.append(Clause([[1.0, -1.0], [0.5, 1.0]], [100.0, 90.0]))
     where = region([-1] * 3, [1] * 3, *rows)
     root = verify_region(network_of(module, (3,)), where, BoundSettings(method="crown")).root
     assert root is not None
@@ -44,15 +52,16 @@ def _batch(bounding: Bounding, count: int) -> tuple[DomainBatch, torch.Tensor]:
     order = torch.stack(
         [free[torch.randperm(len(free), generator=generator)] for _ in range(count)]
     )
-    clause = torch.arange(count) % bounding.clauses.index.shape[0]
+    clauses, width = bounding.clauses.index.shape
+    clause = torch.arange(count) % clauses
     empty = DomainBatch(
         clause=clause,
         path=torch.arange(count) + 1,
         depth=torch.zeros(count, dtype=torch.int64),
         splits=torch.zeros(count, 0, dtype=torch.int32),
         points=torch.zeros(count, 0),
-        betas=torch.zeros(count, 1, 0),
-        alphas=torch.rand(count, 1, features.total, generator=generator),
+        betas=torch.zeros(count, width, 0),
+        alphas=torch.rand(count, width, features.total, generator=generator),
         margin=torch.full((count,), -np.inf, dtype=torch.float64),
         ranges=bounding.root_ranges(count),
     )
@@ -63,21 +72,44 @@ def _batch(bounding: Bounding, count: int) -> tuple[DomainBatch, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "in_tiles"), [(None, False), (20_000, False), (None, True)]
+    ("memory_bytes", "in_tiles", "conjunction"),
+    [(None, False, False), (20_000, False, False), (None, True, False), (None, False, True)],
 )
-def test_margins_are_those_of_the_children(memory_bytes: int | None, in_tiles: bool) -> None:
-    bounding = _bounding(memory_bytes=memory_bytes, in_tiles=in_tiles)
+def test_margins_are_those_of_the_children(
+    memory_bytes: int | None, in_tiles: bool, conjunction: bool
+) -> None:
+    bounding = _bounding(memory_bytes=memory_bytes, in_tiles=in_tiles, conjunction=conjunction)
     batch, tried = _batch(bounding, 21)
-    probe = ReluProbe(bounding, batch)
+    of_batch = ReluProbe(bounding, batch)
     parents = bounding.evaluate(batch)
     layers = set()
-    for feature in tried.unbind(1):
+    every = of_batch.margins(tried.T)
+    for number, feature in enumerate(tried.unbind(1)):
         layers |= {int((f >= s.offset) & (f < s.stop)) * s.activation
                    for f in feature for s in bounding.features.spans}  # fmt: skip
-        for side in (1, -1):
+        for side, found in zip((1, -1), every[number], strict=True):
             sides = torch.full_like(feature, side)
             expected = bounding.evaluate(child(batch, feature, sides))
-            found = probe.margins(feature, sides)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
             assert not torch.allclose(found, parents, atol=1e-3)
     assert len(layers - {0}) == 2
+
+
+def test_in_tiles_a_childs_bits_depend_on_nothing_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither on the other subproblems nor on how many neurons are tried: passes are alike."""
+    sizes = set()
+
+    def bounds(graph: Graph, box: Interval, node: int, rows: BatchRows, lines: LinesAt) -> Tensor:
+        sizes.add(tuple(rows.coeffs.shape[:2]))
+        return lower_bounds(graph, box, node, rows, lines)
+
+    monkeypatch.setattr(probe, "lower_bounds", bounds)
+    bounding = _bounding(memory_bytes=None, in_tiles=True)
+    batch, tried = _batch(bounding, 200)
+    every = ReluProbe(bounding, batch).margins(tried.T)
+    some = torch.arange(150, 200, 3)
+    fewer = ReluProbe(bounding, batch.select(some)).margins(tried[some, :2].T)
+    assert torch.equal(fewer, every[:2, :, some])
+    assert sizes == {(8, bounding.part_size())}
