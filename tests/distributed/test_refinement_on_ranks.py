@@ -16,7 +16,7 @@ from complete_verifier.bab.refinement import RefineContext, RefineSettings, refi
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
 from tests.distributed.ranks import RankPool
-from tests.distributed.test_shared_domains import APART, IN_STEP, WHOLE, network_on, seeded
+from tests.distributed.shared_search import APART, IN_STEP, WHOLE, network_on, seeded
 from tests.unit.bounds.region_cases import at_most, region
 
 pytestmark = pytest.mark.distributed

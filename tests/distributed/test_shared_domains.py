@@ -15,161 +15,47 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from exact_minimum import affine_layers, minimum
 from torch import nn
 
-from auto_LiRPA_patches.compat.bounded_module import build_bounded_module
-from auto_LiRPA_patches.engine.build import build_graph
 from auto_LiRPA_patches.engine.options import BoundOptions
-from auto_LiRPA_patches.engine.subproblems import BetaOptions
-from auto_LiRPA_patches.engine.upstream_node import BuildOptions
 from auto_LiRPA_patches.sharding.collectives import Communicator, Ranks
-from auto_LiRPA_patches.sharding.one_rank_weights import OneRankWeights
-from auto_LiRPA_patches.sharding.sharded_weights import ShardedWeights
-from auto_LiRPA_patches.sharding.weights import WeightSource
-from complete_verifier.attack.counterexample import Counterexample
-from complete_verifier.bab import activation, exchange, share, stop
-from complete_verifier.bab.activation import activation_branch_and_bound
+from complete_verifier.bab import activation
 from complete_verifier.bab.bounding import Bounding
-from complete_verifier.bab.context import BabContext, BabSettings
-from complete_verifier.bab.domain_batch import DomainBatch
+from complete_verifier.bab.context import BabContext
 from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
-from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.leaf import decide_leaf
-from complete_verifier.bab.outcome import BabOutcome, Ending
-from complete_verifier.bab.partners import PartnerError, Partners
-from complete_verifier.bab.pool import DomainPool
+from complete_verifier.bab.outcome import Ending
+from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.share import next_batch
 from complete_verifier.bounds.incomplete import verify_region
 from complete_verifier.bounds.settings import BoundSettings
-from complete_verifier.model.network import Network
 from complete_verifier.specification import Region
-from tests.distributed.ranks import RankFailure, RankPool
+from tests.distributed.ranks import RankPool
+from tests.distributed.shared_search import (
+    APART,
+    BETA,
+    BOXES,
+    IN_STEP,
+    KINDS,
+    KINDS_FOR_BOXES,
+    PACKETS,
+    SETTINGS,
+    SYNCHRONOUS,
+    WHOLE,
+    WORLDS,
+    alone_on,
+    beside_the_minimum,
+    boxes,
+    network_on,
+    on_ranks,
+    search,
+    wide,
+)
 from tests.unit.bab.test_mixed_branching import Attention
-from tests.unit.bounds.region_cases import at_most, mlp, region
+from tests.unit.bounds.region_cases import at_most, region
 
 pytestmark = pytest.mark.distributed
-
-WORLDS = (2, 3, 4)
-BETA = BetaOptions(iterations=4, alpha_rate=0.1, beta_rate=0.1)
-SETTINGS = BabSettings(batch_size=16, beta=BETA, reduceop="max", max_iterations=60)
-SYNCHRONOUS = replace(SETTINGS, synchronous=True, max_iterations=5)
-
-
-# How ranks hold weights: whole; in slices, every gather a collective or read from memory in step;
-# or in slices that each reads in its own order.
-WHOLE, PACKETS, IN_STEP, APART = "whole", "packets", "in step", "apart"
-KINDS = {2: APART, 3: IN_STEP, 4: WHOLE}
-KINDS_FOR_BOXES = {2: APART, 3: PACKETS, 4: WHOLE}  # with packets, whole while boxes are split
-_NOBODY = Communicator.single()
-
-
-def network_on(
-    ranks: Ranks, module: nn.Module, num_inputs: int, *, fsdp: bool, shared_memory: bool = True
-) -> Network:
-    """The network that a module is, its weights whole or in slices."""
-    weights: WeightSource = OneRankWeights()
-    if fsdp:
-        weights = ShardedWeights(ranks.data, shared_memory=shared_memory)
-    bounded = build_bounded_module(module, torch.zeros(1, num_inputs))
-    graph = build_graph(bounded, weights, BuildOptions())
-    return Network(graph, (num_inputs,), num_inputs, graph.output_shape[0], None, (1, num_inputs))
-
-
-def alone_on(*arguments: Any) -> tuple[BabOutcome, list[tuple[Any, ...]], int]:
-    """What one rank comes to, with one thread as ranks have: bits may depend on the number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return search(Ranks.alone(), *arguments)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def on_ranks(rank_pool: RankPool, function: Any, size: int, *arguments: Any) -> list[Any]:
-    """Each rank's result; with time enough for a machine that does other work as well."""
-    return rank_pool.run(function, size, *arguments, timeout=400, collective_timeout=120)
-
-
-def seeded(*sizes: int, seed: int = 0, scale: float = 1.0) -> nn.Module:
-    torch.manual_seed(seed)
-    module = mlp(*sizes).eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(scale)
-    return module
-
-
-def wide() -> tuple[nn.Module, Region]:
-    """Wide enough that a product's bits depend on its number of rows; two clauses."""
-    clauses = at_most([1.0, -1.0], 0.0), at_most([-1.0, 1.0], 0.02)
-    return seeded(200, 96, 96, 2), region([-0.05] * 200, [0.05] * 200, *clauses)
-
-
-def beside_the_minimum(gap: float, seed: int = 0) -> tuple[nn.Module, Region]:
-    """A clause that the exact minimum misses by `gap`, or meets where that is negative."""
-    module = seeded(3, 10, 8, 2, seed=seed, scale=1.5)
-    low, high = -np.ones(3), np.ones(3)
-    truth = minimum(affine_layers(module, (3,)), np.array([1.0, -1.0]), low, high)
-    return module.float(), region([-1] * 3, [1] * 3, at_most([1.0, -1.0], truth - gap))
-
-
-def search(
-    ranks: Ranks,
-    module: nn.Module,
-    where: Region,
-    settings: BabSettings,
-    weights: str,
-    inputs: InputSplitSettings | None = None,
-) -> tuple[BabOutcome, list[tuple[Any, ...]], int]:
-    """The outcome, what all ranks had come to after each round, and this rank's largest pool."""
-    fsdp = weights != WHOLE
-    network = network_on(
-        ranks, module, where.lower.size, fsdp=fsdp, shared_memory=weights != PACKETS
-    )
-
-    def confirm(asked: Region, point: np.ndarray) -> Counterexample | None:
-        if settings.synchronous:
-            return None  # the search is to go on
-        outputs = np.zeros(2, dtype=np.float32)
-        with torch.no_grad():
-            if not fsdp:
-                outputs = network.forward(torch.from_numpy(point).unsqueeze(0))[0].numpy()
-        holds = fsdp or asked.violated_by(outputs)
-        return Counterexample(point, outputs) if holds else None
-
-    context = BabContext(
-        network=network,
-        region=where,
-        bounds=BoundOptions(),
-        confirm=confirm,
-        partners=Partners(
-            ranks.data,
-            ranks.data if weights in (PACKETS, IN_STEP) and inputs is None else _NOBODY,
-        ),
-    )
-    rounds: list[tuple[Any, ...]] = []
-    largest = 0
-    together = stop.together
-
-    def noting(partners: Partners, own: stop.Tally, failure: Exception | None) -> stop.Tally:
-        nonlocal largest
-        total = together(partners, own, failure)
-        largest = max(largest, own.waiting)
-        rounds.append((total.rounds, total.visited, total.waiting, total.worst_margin))
-        return total
-
-    stop.together = noting  # type: ignore[assignment]
-    try:
-        if inputs is not None:
-            with context.partners.apart(network.graph.weights):
-                return input_branch_and_bound(context, inputs, settings), rounds, largest
-        root = verify_region(network, where, BoundSettings(method="crown")).root
-        assert root is not None
-        return activation_branch_and_bound(root, context, settings), rounds, largest
-    finally:
-        stop.together = together
 
 
 @pytest.mark.parametrize("method", ["kfsb", "random"])
@@ -257,13 +143,6 @@ def test_few_subproblems_are_split_into_no_more_than_a_batch(rank_pool: RankPool
         assert max(visited) <= 2 * 2 * settings.batch_size
 
 
-def boxes() -> tuple[nn.Module, Region]:
-    """Twelve rounds of 64 boxes leave some open."""
-    where = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], -1.35))
-    return seeded(4, 24, 24, 2, seed=3, scale=2.0), where
-
-
-BOXES = BabSettings(batch_size=128, max_iterations=12, synchronous=True)
 MANNERS = {
     "brute force, crown": InputSplitSettings(adv_check=-1),
     "smart, alpha-crown": InputSplitSettings(heuristic="sb", bounding="alpha-crown", adv_check=-1),
@@ -369,168 +248,3 @@ def test_leaves_that_are_not_decided_in_time_go_back_on_every_rank(rank_pool: Ra
     """Sixteen are decided: all of the first rank's, some of the second's, none of the third's."""
     module, where = beside_the_minimum(2e-3)
     assert rank_pool.run(leaves_until_late, 3, module, where, [3, 20, 2]) == [0, 7, 2]
-
-
-def lose_one(communicator: Communicator, batch: Any, table: Any) -> Any:
-    """The bug to be caught: the first subproblem that rank 1 receives is forgotten."""
-    received = _exchange(communicator, batch, table)
-    return received.select(torch.arange(received.count)[int(communicator.rank == 1) :])
-
-
-_exchange = exchange.exchange
-
-
-def with_a_loss(ranks: Ranks, *arguments: Any, unchecked: bool) -> Any:
-    share.exchange = lose_one
-    check = share.check_conserved
-    if unchecked:
-        share.check_conserved = lambda *_: None
-    try:
-        return search(ranks, *arguments)
-    finally:
-        share.exchange, share.check_conserved = _exchange, check
-
-
-def lose(ranks: Ranks, *arguments: Any) -> Any:
-    return with_a_loss(ranks, *arguments, unchecked=False)
-
-
-def lose_unseen(ranks: Ranks, *arguments: Any) -> Any:
-    return with_a_loss(ranks, *arguments, unchecked=True)
-
-
-@pytest.mark.parametrize("inputs", [None, InputSplitSettings(adv_check=-1)])
-def test_a_subproblem_lost_on_its_way_is_an_error(
-    rank_pool: RankPool, inputs: InputSplitSettings | None
-) -> None:
-    module, where = beside_the_minimum(2e-3) if inputs is None else boxes()
-    settings = replace(SYNCHRONOUS, max_iterations=40, batch_size=64)
-    with pytest.raises(RankFailure, match="SoundnessError: .* were held by 2 rank.* before a move"):
-        on_ranks(rank_pool, lose, 2, module, where, settings, WHOLE, inputs)
-
-
-def test_without_the_check_a_lost_subproblem_would_change_the_count(rank_pool: RankPool) -> None:
-    module, where = wide()
-    alone, *_ = alone_on(module, where, SYNCHRONOUS, WHOLE)
-    found = on_ranks(rank_pool, lose_unseen, 2, module, where, SYNCHRONOUS, WHOLE)
-    assert all(outcome.fingerprint != alone.fingerprint for outcome, *_ in found)
-
-
-def deaf(ranks: Ranks, *arguments: Any) -> Any:
-    """The bug to be caught: every rank takes its own counts for those of all."""
-    together = stop.together
-
-    def own_alone(partners: Partners, own: stop.Tally, failure: Exception | None) -> stop.Tally:
-        return together(Partners.alone(), own, failure)
-
-    stop.together = own_alone
-    try:
-        return search(ranks, *arguments)
-    finally:
-        stop.together = together
-
-
-def test_counts_that_are_not_summed_prove_nothing(rank_pool: RankPool) -> None:
-    """Rank 1 holds nothing at first, and would call that a proof."""
-    module, where = beside_the_minimum(-2e-3)
-    with pytest.raises(RankFailure):
-        on_ranks(rank_pool, deaf, 2, module, where, SETTINGS, WHOLE)
-
-
-def fail_on_rank_1(ranks: Ranks, error: Exception, late: bool, *arguments: Any) -> Any:
-    """What a rank comes to when rank 1 fails the fourth time it bounds subproblems.
-
-    Args:
-        late: only when these are bounded, so that their slopes are overwritten already.
-    """
-    optimize, calls = activation.Bounding.optimize, []
-
-    def failing(self: Any, *given: Any, **named: Any) -> Any:
-        calls.append(1)
-        if ranks.data.rank == 1 and len(calls) == 4:
-            if late:
-                optimize(self, *given, **named)
-            raise error
-        return optimize(self, *given, **named)
-
-    activation.Bounding.optimize = failing  # type: ignore[method-assign]
-    try:
-        return search(ranks, *arguments)[0]
-    except PartnerError as found:
-        return str(found)
-    finally:
-        activation.Bounding.optimize = optimize  # type: ignore[method-assign]
-
-
-def test_a_failure_on_one_rank_of_three_is_known_to_all(rank_pool: RankPool) -> None:
-    module, where = wide()
-    arguments = (module, where, SYNCHRONOUS, WHOLE)
-    said = on_ranks(rank_pool, fail_on_rank_1, 3, TypeError("planted"), False, *arguments)
-    expected = "branch and bound failed on rank 1: internal error: TypeError: planted"
-    assert said == [expected] * 3
-
-
-def test_too_little_memory_on_one_rank_of_three_changes_nothing_else(rank_pool: RankPool) -> None:
-    """Field case 4: the batch is worked on in halves, with the same bits."""
-    module, where = wide()
-    alone, *_ = alone_on(module, where, SYNCHRONOUS, WHOLE)
-    arguments = (module, where, SYNCHRONOUS, WHOLE)
-    for error, late in (
-        (MemoryError("planted"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), False),
-    ):
-        found = on_ranks(rank_pool, fail_on_rank_1, 3, error, late, *arguments)
-        assert found == [alone] * 3
-
-
-def without_room_on_rank_1(ranks: Ranks, *arguments: Any) -> tuple[BabOutcome, int]:
-    """What a rank comes to, and how often rank 1 had no room for subproblems of others."""
-    make_room, refused = DomainPool.make_room, []
-
-    def lacking(pool: DomainPool, count: int) -> None:
-        if ranks.data.rank == 1 and count:
-            refused.append(count)
-            raise torch.OutOfMemoryError("planted")
-        make_room(pool, count)
-
-    with patch.object(DomainPool, "make_room", lacking):
-        return search(ranks, *arguments)[0], len(refused)
-
-
-def without_room_too_late(ranks: Ranks, *arguments: Any) -> tuple[BabOutcome, int]:
-    """Rank 1 finds it has none for what was handed over to it already."""
-    add, moved = DomainPool.add, exchange.exchange
-    arrived: list[DomainBatch] = []
-
-    def remembered(communicator: Communicator, batch: DomainBatch, table: Any) -> DomainBatch:
-        arrived.append(moved(communicator, batch, table))
-        return arrived[-1]
-
-    def lacking(pool: DomainPool, batch: DomainBatch) -> None:
-        if ranks.data.rank == 1 and batch.count and any(batch is own for own in arrived):
-            raise torch.OutOfMemoryError("planted")
-        add(pool, batch)
-
-    with patch.object(share, "exchange", remembered), patch.object(DomainPool, "add", lacking):
-        return search(ranks, *arguments)[0], len(arrived)
-
-
-def test_a_rank_without_room_for_what_has_arrived_ends_the_instance(rank_pool: RankPool) -> None:
-    """What it was handed is in no pool, so that nothing may be proven; and nobody waits for it."""
-    module, where = wide()
-    for outcome, arrived in on_ranks(
-        rank_pool, without_room_too_late, 3, module, where, SYNCHRONOUS, WHOLE
-    ):
-        assert arrived
-        assert outcome.ending is Ending.MEMORY
-        assert "memory of rank 1" in outcome.reason
-
-
-def test_a_rank_without_room_gets_no_subproblems_and_changes_nothing_else(
-    rank_pool: RankPool,
-) -> None:
-    module, where = wide()
-    alone, *_ = alone_on(module, where, SYNCHRONOUS, WHOLE)
-    found = on_ranks(rank_pool, without_room_on_rank_1, 3, module, where, SYNCHRONOUS, WHOLE)
-    assert [outcome for outcome, _ in found] == [alone] * 3
-    assert sum(refused for _, refused in found) > 0

@@ -15,7 +15,7 @@ from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.input_split import _Search, input_branch_and_bound
 from complete_verifier.bab.partners import Partners
 from tests.distributed.ranks import RankPool
-from tests.distributed.test_shared_domains import boxes
+from tests.distributed.shared_search import boxes
 from tests.unit.bounds.region_cases import network_of
 
 pytestmark = pytest.mark.distributed
