@@ -36,7 +36,10 @@ _STEP_WORK = 1 << 25
 _ELEMENT_WORK = 10
 _ANY_NUMBER = 1 << 40
 _ECONOMY = 8
+
+# Most passes made as one; in tiles, as many as take no more memory than a tile's optimisation.
 _MOST_PASSES = 8
+_MOST_PASSES_IN_TILES = 3
 
 # Coefficients, their gradients, α with two moments and a best copy, and lines, per element.
 _COPIES = 12
@@ -317,8 +320,11 @@ class Bounding:
         of cifar_base_kw img8194: 0.89 s by single passes, 0.45 so; 64 subproblems of
         mnist-net_256x6, 0.45 and 0.25 s.
         """
-        most = _TILE_BYTES // self._subproblem_bytes if self.in_tiles else self.part_size()
-        return min(max(1, min(self.economical, most) // count), _MOST_PASSES)
+        if self.in_tiles:
+            most, limit = _MOST_PASSES_IN_TILES, _TILE_BYTES // self._subproblem_bytes
+        else:
+            most, limit = _MOST_PASSES, self.part_size()
+        return min(max(1, min(self.economical, limit) // count), most)
 
     def fit_tiles(self, count: int) -> None:
         """Make tiles low enough to give several ranks some of `count` subproblems.

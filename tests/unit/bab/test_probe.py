@@ -112,4 +112,4 @@ def test_in_tiles_a_childs_bits_depend_on_nothing_beside_it(
     some = torch.arange(150, 200, 3)
     fewer = ReluProbe(bounding, batch.select(some)).margins(tried[some, :2].T)
     assert torch.equal(fewer, every[:2, :, some])
-    assert sizes == {(8, bounding.part_size())}
+    assert sizes == {(3, bounding.part_size())}
