@@ -316,9 +316,9 @@ class Bounding:
     def passes_at_once(self, count: int) -> int:
         """How many backward passes over the same `count` subproblems are worth making as one.
 
-        In tiles it follows from `count` and the network. Measured, choosing neurons in 20 rounds
-        of cifar_base_kw img8194: 0.89 s by single passes, 0.45 so; 64 subproblems of
-        mnist-net_256x6, 0.45 and 0.25 s.
+        For clauses of one row; others take one at a time. In tiles it follows from `count` and the
+        network. Measured, choosing neurons in 20 rounds of cifar_base_kw img8194: 0.89 s by single
+        passes, 0.45 so; 64 subproblems of mnist-net_256x6, 0.45 and 0.25 s.
         """
         if self.in_tiles:
             most, limit = _MOST_PASSES_IN_TILES, _TILE_BYTES // self._subproblem_bytes

@@ -15,6 +15,7 @@ from auto_LiRPA_patches.engine.graph import Graph
 from auto_LiRPA_patches.engine.options import BoundOptions
 from auto_LiRPA_patches.engine.rows import BatchRows
 from auto_LiRPA_patches.operators.interval import Interval
+from complete_verifier.bab import bounding as bounding_module
 from complete_verifier.bab import probe
 from complete_verifier.bab.bounding import Bounding, OpenClauses
 from complete_verifier.bab.children import child
@@ -113,3 +114,22 @@ def test_in_tiles_a_childs_bits_depend_on_nothing_beside_it(
     fewer = ReluProbe(bounding, batch.select(some)).margins(tried[some, :2].T)
     assert torch.equal(fewer, every[:2, :, some])
     assert sizes == {(3, bounding.part_size())}
+
+
+def test_passes_at_once_stay_within_memory_and_what_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = _bounding(memory_bytes=60_000, in_tiles=False)
+    fits = small.part_size()
+    counts = range(1, fits + 1)
+    at_once = [small.passes_at_once(count) for count in counts]
+    assert all(passes == 1 or passes * n <= fits for n, passes in zip(counts, at_once, strict=True))
+    assert {1, 2, 8} <= set(at_once)
+    ample = _bounding(memory_bytes=None, in_tiles=False)
+    monkeypatch.setattr(bounding_module, "_STEP_WORK", 1 << 17)
+    worth = ample.economical
+    assert 8 < worth < 1 << 12
+    assert [ample.passes_at_once(n) for n in (1, worth // 3, worth + 1)] == [8, 3, 1]
+    tiles = _bounding(memory_bytes=None, in_tiles=True)
+    monkeypatch.setattr(bounding_module, "_TILE_BYTES", 60_000)
+    assert [tiles.passes_at_once(n) for n in (1, fits // 2, fits + 1)] == [3, 2, 1]
