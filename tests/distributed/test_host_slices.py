@@ -5,6 +5,7 @@ A failure means bounds of a network that nobody has, or ranks that can't agree o
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,7 @@ def hold_other_networks(ranks: Ranks) -> str:
 
 def files_and_memory(ranks: Ranks) -> tuple[int, int, int, dict[str, int]]:
     """Files held for 40 weights and afterwards, KiB of resident slices, what the meter counts."""
+    gc.collect()  # files of networks that earlier tests of this process left in reference cycles
     before = _files()
     with MemoryMeter() as meter:
         source = ShardedWeights(ranks.data)
