@@ -51,11 +51,11 @@ class ReluProbe:
         at_once = bounding.passes_at_once(part.count) if shared else 1
         feature = tried.repeat_interleave(2, dim=0)
         slope = tried.new_tensor([1, 0]).repeat(len(tried))
-        every = torch.arange(len(feature), device=tried.device)
+        filled = len(feature)
         if bounding.in_tiles:
             # As many rows in every pass: a child's bits may not depend on how many are tried.
-            filled = -(-len(feature) // at_once) * at_once
-            every = torch.arange(filled, device=tried.device).clamp(max=len(feature) - 1)
+            filled = -(-filled // at_once) * at_once
+        every = torch.arange(filled, device=tried.device).clamp(max=len(feature) - 1)
         found: list[Tensor] = []
         for places in every.split(at_once):
             lower = self._lower(prepared, feature[places], slope[places])
@@ -77,11 +77,9 @@ class ReluProbe:
         """
         problem, count = prepared.problem, len(feature)
         rows = problem.rows if count == 1 else problem.rows.expand(count, *problem.rows.shape[1:])
-        steps = {
-            span.activation: self._split(prepared.lines[span.activation], span, feature, slope)
-            for span in self._bounding.features.spans
-        }
-        steps = {**prepared.lines, **steps}
+        steps = dict(prepared.lines)
+        for span in self._bounding.features.spans:
+            steps[span.activation] = self._split(steps[span.activation], span, feature, slope)
         with torch.no_grad():
             lower = lower_bounds(
                 problem.graph,
