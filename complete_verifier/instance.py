@@ -20,6 +20,7 @@ from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome, Ending
 from complete_verifier.bab.partners import Partners
 from complete_verifier.bab.refined_branching import branch_and_refine
+from complete_verifier.bab.region_group import RegionGroup, region_groups
 from complete_verifier.bounds.certain import possible
 from complete_verifier.bounds.incomplete import RegionBounds, RegionVerification
 from complete_verifier.bounds.memory import alpha_limit, memory_limit, memory_used, pool_limit
@@ -61,6 +62,21 @@ class Outcome:
     bound_seconds: float = 0.0
     bab_seconds: float = 0.0
     bab: BranchAndBound = BranchAndBound()
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A tree of branch and bound.
+
+    Attributes:
+        region: its region, or one of them.
+        bounds: what is known of it; not needed where inputs are split.
+        group: the regions whose inputs are split together; None where activations are.
+    """
+
+    region: Region
+    bounds: RegionBounds | None = None
+    group: RegionGroup | None = None
 
 
 class InstanceRun:
@@ -255,14 +271,12 @@ class InstanceRun:
         if settings is None:
             return found
         start = self._clock.seconds()
-        total, undecided = BranchAndBound(), ""
-        for region, bounds in zip(self._specification.regions, found.regions, strict=False):
-            if bounds.proven:
-                continue
-            if region.windowed:
-                undecided = undecided or _WINDOW_REASON
-                continue
-            outcome = self._branch_region(region, bounds, settings)
+        total = BranchAndBound()
+        pairs = zip(self._specification.regions, found.regions, strict=False)
+        left = [(region, bounds) for region, bounds in pairs if not bounds.proven]
+        undecided = _WINDOW_REASON if any(region.windowed for region, _ in left) else ""
+        for search in self._searches([pair for pair in left if not pair[0].windowed]):
+            outcome = self._branch_region(search, settings)
             if outcome is None:
                 return found
             total = _added(total, outcome)
@@ -286,12 +300,17 @@ class InstanceRun:
             reason=f"branch and bound, {total.domains_visited} subproblems",
         )
 
-    def _branch_region(
-        self, region: Region, bounds: RegionBounds, settings: BabSettings
-    ) -> BabOutcome | None:
-        """One region's branch and bound; None where it cannot start."""
+    def _searches(self, left: Sequence[tuple[Region, RegionBounds]]) -> list[_Search]:
+        """How the regions that bounds left open are branched on."""
+        if self._effort.splits_inputs(self._network.num_inputs, splittable(self._network.graph)):
+            groups = region_groups(region for region, _ in left)
+            return [_Search(group.regions[0], group=group) for group in groups]
+        return [_Search(*pair) for pair in left]
+
+    def _branch_region(self, search: _Search, settings: BabSettings) -> BabOutcome | None:
+        """One search; None where it cannot start."""
         graph, ranks = self._network.graph, self._session.ranks
-        inputs = self._effort.splits_inputs(self._network.num_inputs, splittable(graph))
+        inputs = search.group is not None
         partners = self._partners(inputs=inputs)
         shared = partners.pool.size > 1
         options = self._bound_settings(self._effort.bounds, alpha_share=1.0).bounds
@@ -302,7 +321,7 @@ class InstanceRun:
             options = replace(options, out_of_time=clock.out_of_time, alone=ranks.tp.size == 1)
         context = BabContext(
             network=self._network,
-            region=region,
+            region=search.region,
             bounds=options,
             confirm=self._confirm_alone if shared else self._confirm,
             partners=partners,
@@ -313,14 +332,16 @@ class InstanceRun:
         )
         if inputs:
             with partners.apart(graph.weights):
-                return input_branch_and_bound(context, self._effort.input_split, settings)
-        if bounds.root is None:
+                manner = self._effort.input_split
+                return input_branch_and_bound(context, manner, settings, search.group)
+        root = None if search.bounds is None else search.bounds.root
+        if root is None:
             return None
         passes, portion = self._effort.refinements(graph), clock.portion
         outcome = branch_and_refine(
-            bounds.root, context, settings, passes, lambda share: portion(share).out_of_time
+            root, context, settings, passes, lambda share: portion(share).out_of_time
         )
-        bounds.root.graph.weights.settle()  # it may have weights of its own
+        root.graph.weights.settle()  # it may have weights of its own
         return outcome
 
     def _bound_settings(

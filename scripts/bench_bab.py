@@ -2,9 +2,10 @@
 
 Usage: python scripts/bench_bab.py ONNX VNNLIB [--batch 512] [--seconds 60] [--json FILE] ...
 
-The first region that bounds leave open is branched on several times: once for speed, lower bound
-and phases, then for a few rounds each without and with torch's profiler, and with the memory meter,
-which both slow it down. The attack that a run starts with is left out.
+The first region that bounds leave open (with --inputs all of these together) is branched on several
+times: once for speed, lower bound and phases, then for a few rounds each without and with torch's
+profiler, and with the memory meter, which both slow it down. The attack that a run starts with is
+left out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from complete_verifier.bab.input_settings import HEURISTICS, InputSplitSettings
 from complete_verifier.bab.input_split import input_branch_and_bound
 from complete_verifier.bab.outcome import BabOutcome
 from complete_verifier.bab.partners import Partners
+from complete_verifier.bab.region_group import RegionGroup
 from complete_verifier.bounds.incomplete import RegionBounds, verify_region
 from complete_verifier.bounds.settings import BoundSettings
 from complete_verifier.heap import keep_freed_memory
@@ -54,11 +56,11 @@ _PRODUCTS = frozenset(
 
 @dataclass(frozen=True)
 class Case:
-    """One region that bounds left open, and how it is branched on."""
+    """What bounds left open, and how it is branched on."""
 
     options: argparse.Namespace
     network: Network
-    region: Region
+    regions: tuple[Region, ...]
     bounds: RegionBounds
     root_seconds: float
 
@@ -68,7 +70,7 @@ class Case:
         start = time.monotonic()
         context = BabContext(
             network=self.network,
-            region=self.region,
+            region=self.regions[0],
             bounds=BoundOptions(
                 memory_bytes=_MEMORY_BYTES,
                 out_of_time=lambda ahead: time.monotonic() - start + ahead > options.seconds,
@@ -81,7 +83,7 @@ class Case:
             manner = InputSplitSettings()
             if options.method in HEURISTICS:
                 manner = replace(manner, heuristic=options.method)
-            return input_branch_and_bound(context, manner, settings)
+            return input_branch_and_bound(context, manner, settings, RegionGroup.of(self.regions))
         if self.bounds.root is None:
             raise VerifierError("bounds gave no root to branch from; try --inputs.")
         return activation_branch_and_bound(self.bounds.root, context, settings)
@@ -107,18 +109,26 @@ def _settings(options: argparse.Namespace) -> BabSettings:
 
 
 def open_case(options: argparse.Namespace) -> Case | None:
-    """The first region that bounds leave open; None where they prove the property."""
+    """What bounds leave open: a region, or all of them; None where they prove the property."""
     network = load_network(options.onnx, OneRankWeights(), check=False)
     settings = BoundSettings(
         bounds=BoundOptions(memory_bytes=_MEMORY_BYTES),
         alpha=AlphaOptions(iterations=options.root_iterations),
     )
+    start = time.perf_counter()
+    left: list[Region] = []
+    first: RegionBounds | None = None
     for region in read_vnnlib(options.vnnlib).regions:
-        start = time.perf_counter()
         bounds = verify_region(network, region, settings)
-        if not bounds.proven:
-            return Case(options, network, region, bounds, time.perf_counter() - start)
-    return None
+        if bounds.proven:
+            continue
+        left.append(region)
+        first = first or bounds
+        if not options.inputs:
+            break
+    if first is None:
+        return None
+    return Case(options, network, tuple(left), first, time.perf_counter() - start)
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class BabContext:
 
     Attributes:
         network: the network (weights may be sharded: every call is made by all ranks alike).
-        region: box and unsafe set.
+        region: box and unsafe set; of several that are searched together, any one (`about`).
         bounds: chunks, memory limit, clock and progress. `bounds.out_of_time()` is asked within a
             round: where ranks compute in step, a collective with one answer for all.
         confirm: replays a candidate with onnxruntime. No collective where subproblems are shared:
@@ -113,6 +113,10 @@ class BabContext:
     partners: Partners = field(default_factory=Partners.alone)
     pool_limit_bytes: float = float("inf")
     memory_used: Callable[[], float] = _all_of_it
+
+    def about(self, region: Region) -> BabContext:
+        """The run around another region."""
+        return replace(self, region=region)
 
     def out_of_time(self) -> bool:
         """Whether the clock has run out; see `bounds`."""

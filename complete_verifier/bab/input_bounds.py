@@ -36,7 +36,8 @@ from complete_verifier.bab.alpha_trial import AlphaEffort, Trials, boxes_below
 from complete_verifier.bab.input_contraction import Planes, contract
 from complete_verifier.bab.input_pool import Boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
-from complete_verifier.bounds.output_rows import OutputRows
+from complete_verifier.bab.region_group import RegionGroup
+from complete_verifier.bounds.output_rows import output_rows
 from complete_verifier.bounds.rounding import allowance_of, coefficient_rounding
 from complete_verifier.model.network import Network
 
@@ -103,13 +104,12 @@ class _Functionals:
 
 
 class InputBounds:
-    """Bounds of one region's functionals over boxes inside it."""
+    """Bounds of the regions' functionals over boxes inside them."""
 
     def __init__(
         self,
         network: Network,
-        rows: OutputRows,
-        root: Interval,
+        group: RegionGroup,
         options: BoundOptions,
         settings: InputSplitSettings,
         threshold: float,
@@ -119,8 +119,7 @@ class InputBounds:
         """Prepare.
 
         Args:
-            rows: functionals and constraints; every clause has at least one.
-            root: the region, ``[1, *input_shape]``.
+            group: the regions; every clause has at least one constraint.
             options: cut, sparsity and clock, which is asked before every tile. In blocks it is
                 not, since a round has to repeat its bits.
             settings: method.
@@ -130,7 +129,6 @@ class InputBounds:
         self.in_blocks = in_blocks
         self._late = never if in_blocks else options.out_of_time
         self.graph = network.graph
-        self.rows = rows
         self.settings = settings
         self.threshold = threshold
         if in_blocks:
@@ -143,11 +141,14 @@ class InputBounds:
             out_of_time=never,
             progress=None,
         )
+        self.group = group
+        rows = self.rows = output_rows(group.clauses, network.num_outputs)
+        root = self.root = group.box(network.graph)
         like = root.lower
         self._effort = AlphaEffort(iterations=settings.alpha_steps)
         self._trials = Trials()
         self.matrix = rows.matrix(like)
-        self.root_width = (root.upper - root.lower).flatten()
+        self.root_width = (root.upper - root.lower).flatten(1)
         output = Relaxations(self.graph, root).interval(self.graph.output)
         slack = coefficient_rounding(rows, self.matrix, output)
         self.slack = torch.from_numpy(slack).to(like.device)
@@ -310,7 +311,7 @@ class InputBounds:
         batch = state.box.lower.shape[0]
         rows = SpecRows(self.matrix[wanted].view(-1, *self.graph.output_shape))
         lower = self.slack.new_full((self.rows.num_rows, batch), -torch.inf)
-        coeffs = self.matrix.new_zeros(self.rows.num_rows, batch, self.root_width.shape[0])
+        coeffs = self.matrix.new_zeros(self.rows.num_rows, batch, self.root_width.shape[1])
         least = lower.clone()
         if form is not None:
             forms = functional_forms(form, self.matrix[wanted], state.box)
@@ -343,7 +344,8 @@ class InputBounds:
     def _conclude(self, boxes: Boxes, known: _Functionals) -> Bounded:
         """Margins, excluded clauses, what is left of the boxes, scores and corners."""
         lower, of = known.lower, self.clause_of
-        taken_off = self.slack[:, None] + self._allowance(boxes, lower, known.coeffs)
+        slack = self.slack.index_select(1, self.group.region_of(boxes))
+        taken_off = slack + self._allowance(boxes, lower, known.coeffs)
         margins = self._margins(lower - taken_off)  # [B, K]
         impossible = (margins > self.threshold) | (self.strict & (margins >= self.threshold))
         places = of.expand_as(margins)
@@ -389,7 +391,7 @@ class InputBounds:
         """
         settings = self.settings
         width = boxes.upper - boxes.lower
-        naive = torch.nan_to_num(width / self.root_width, nan=0.0, posinf=0.0)
+        naive = self._naive(boxes)
         plane = coeffs.index_select(0, self.row_of).transpose(0, 1)  # [B, K, I]
         gain = plane.abs().clamp(min=settings.sb_coeff_thresh) * (width / 2).unsqueeze(1)
         idle = excluded[:, self.clause_of]
@@ -430,9 +432,12 @@ class InputBounds:
 
     def _unbounded(self, boxes: Boxes) -> Bounded:
         """Boxes of which no bound is known: the widest input is split, the centre tried."""
-        width = boxes.upper - boxes.lower
-        naive = torch.nan_to_num(width / self.root_width, nan=0.0, posinf=0.0)
-        return Bounded(replace(boxes, score=naive), boxes.lower / 2 + boxes.upper / 2)
+        return Bounded(replace(boxes, score=self._naive(boxes)), boxes.lower / 2 + boxes.upper / 2)
+
+    def _naive(self, boxes: Boxes) -> Tensor:
+        """``[B, I]`` the share of the region's width that each box has."""
+        whole = self.root_width.index_select(0, self.group.region_of(boxes))
+        return torch.nan_to_num((boxes.upper - boxes.lower) / whole, nan=0.0, posinf=0.0)
 
 
 def _cut(boxes: Boxes, size: int) -> list[Boxes]:

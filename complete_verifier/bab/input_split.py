@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from auto_LiRPA_patches.engine.out_of_memory import ran_out_of_memory
-from auto_LiRPA_patches.operators.interval import Interval
 from complete_verifier.attack.counterexample import Counterexample
 from complete_verifier.bab import stop
 from complete_verifier.bab.alpha_trial import AlphaEffort, AlphaTrial, Trials
@@ -27,39 +26,45 @@ from complete_verifier.bab.context import BabContext, BabSettings
 from complete_verifier.bab.input_attack import InputAttack
 from complete_verifier.bab.input_bounds import Bounded, InputBounds
 from complete_verifier.bab.input_branching import FEW_CHILDREN, children
-from complete_verifier.bab.input_pool import Boxes, BoxPool, root_boxes
+from complete_verifier.bab.input_pool import Boxes, BoxPool
 from complete_verifier.bab.input_settings import InputSplitSettings
 from complete_verifier.bab.outcome import BabOutcome, Ending
+from complete_verifier.bab.region_group import RegionGroup
 from complete_verifier.bab.share import NoRoomError, next_batch, next_blocks
 from complete_verifier.bab.stop import Tally
 from complete_verifier.bab.tree_attack import is_due
 from complete_verifier.bounds.input_box import input_box
-from complete_verifier.bounds.output_rows import OutputRows, output_rows
 
 
 def input_branch_and_bound(
-    context: BabContext, settings: InputSplitSettings, bab: BabSettings
+    context: BabContext,
+    settings: InputSplitSettings,
+    bab: BabSettings,
+    group: RegionGroup | None = None,
 ) -> BabOutcome:
-    """Decide one region by splitting its box.
+    """Decide regions by splitting their boxes.
 
     Args:
         context: network, region, clock and confirmation; all ranks call this alike.
         settings: heuristic and bounding.
         bab: batch size, order, limits and threshold.
+        group: the regions, searched together; None = that of the context alone.
+
+    Returns:
+        Proven where no region holds an unsafe point, violated where one does.
 
     Raises:
         SoundnessError: bounds cross; nothing is concluded.
     """
-    region, network = context.region, context.network
-    rows = output_rows(region.clauses, network.num_outputs)
-    if region.windowed:
+    group = RegionGroup.of([context.region]) if group is None else group
+    if any(region.windowed for region in group.regions):
         raise ValueError("a window of an unbounded set cannot be branched on")
-    if region.is_empty or rows.num_clauses == 0:
+    if not group.regions:
         return BabOutcome(ending=Ending.PROVEN, reason="the region has no unsafe point")
-    box = input_box(context.network.graph, context.region)
-    if not all(clause.num_rows for clause in region.clauses):
-        return _always_unsafe(context, box)
-    return _Search(context, settings, bab, rows, box).run()
+    for region in group.regions:
+        if not all(clause.num_rows for clause in region.clauses):
+            return _always_unsafe(context.about(region))
+    return _Search(context, settings, bab, group).run()
 
 
 _NOUN = "boxes"
@@ -79,15 +84,14 @@ _DEPTH = 3  # column of the keys of boxes
 
 
 class _Search:
-    """One region's boxes: this rank's pool, its counters, and those of all ranks together."""
+    """The regions' boxes: this rank's pool, its counters, and those of all ranks together."""
 
     def __init__(
         self,
         context: BabContext,
         settings: InputSplitSettings,
         bab: BabSettings,
-        rows: OutputRows,
-        box: Interval,
+        group: RegionGroup,
     ) -> None:
         self.context = context
         self.partners = context.partners
@@ -97,18 +101,16 @@ class _Search:
         self.alpha = AlphaTrial(settings.alpha_steps)
         self.bounds = InputBounds(
             context.network,
-            rows,
-            box,
+            group,
             context.bounds,
             settings,
             bab.threshold,
             in_blocks=bab.synchronous,
         )
-        excluded = torch.zeros(rows.num_clauses, dtype=torch.bool, device=box.lower.device)
-        self.region = root_boxes(box.lower.flatten(), box.upper.flatten(), excluded)
-        self.attack = InputAttack(context)
+        self.roots = group.roots(self.bounds.root, settings.bf_period)
+        self.attack = InputAttack(context, group)
         self.pool = BoxPool(worst_first=bab.by_bound)
-        self.pool.add(self.region.select(torch.arange(0)))
+        self.pool.add(self.roots.select(torch.arange(0)))
         self.stuck_margin = float("inf")
         self.start = time.monotonic()
         self.own = Tally()
@@ -125,9 +127,15 @@ class _Search:
         return replace(ended, fingerprint=stop.sum_of(self.partners, self.pool.fingerprint))
 
     def _begin(self) -> None:
-        """The whole region is the first rank's."""
-        if self.partners.pool.rank == 0:
-            self._receive(self.bounds.bound(self.region), 0)
+        """Regions as a whole: shared out, or all the first rank's where bits count.
+
+        A root's bits may depend on the roots that are bounded beside it.
+        """
+        ranks = self.partners.pool
+        shares = 1 if self.bab.synchronous else ranks.size
+        own = torch.arange(self.roots.count)[ranks.rank :: shares]
+        if ranks.rank < shares and own.numel():
+            self._receive(self.bounds.bound(self.roots.select(own)), 0)
             self._note_trials()
 
     def _round(self) -> Exception | None:
@@ -180,7 +188,7 @@ class _Search:
     def _most_children(self) -> int:
         """Children of one box that are bounded: a pair, or one for each of its inputs."""
         asks = self.settings.heuristic == "brute-force"
-        return 2 * self.region.lower.shape[1] if asks else 2
+        return 2 * self.roots.lower.shape[1] if asks else 2
 
     def _children_of(self, keys: np.ndarray) -> np.ndarray:
         """How many children of each box are bounded, ``[n]``; see `children`."""
@@ -257,7 +265,7 @@ class _Search:
         """
         if self.batch.size >= _MOST_TILES * self.partners.pool.size * self.bounds.tile:
             return
-        on_cpu = self.region.lower.device.type == "cpu"
+        on_cpu = self.roots.lower.device.type == "cpu"
         self.batch = self.batch.after(children, 0.0 if on_cpu else self.context.memory_used())
 
     def _attack(self, still: Bounded, stuck: Bounded, rounds: int) -> Counterexample | None:
@@ -293,9 +301,9 @@ def number_of_blocks(work: int, most: int) -> int:
     return -(-wanted // _BLOCKS) * _BLOCKS
 
 
-def _always_unsafe(context: BabContext, box: Interval) -> BabOutcome:
+def _always_unsafe(context: BabContext) -> BabOutcome:
     """A clause without constraints holds for every output: any point is a counterexample."""
-    centre = box.center.flatten(1).cpu().numpy()
+    centre = input_box(context.network.graph, context.region).center.flatten(1).cpu().numpy()
     found = context.try_points(centre)
     if found is None:
         return BabOutcome(

@@ -201,7 +201,7 @@ class RegionVerification:
             # Lines over wide intervals can be looser than the intervals themselves.
             lower = torch.fmax(lower, interval_rows(state, self._spec(self.matrix)))
         output = state.interval(self.graph.output)
-        coefficients = coefficient_rounding(self.rows, self.matrix, output)
+        coefficients = coefficient_rounding(self.rows, self.matrix, output)[:, 0]
         first = lower[:, 0].double().cpu().numpy() - coefficients
         allowance = rounding_allowance(state, self.matrix, lower, settings.bounds)
         return _FirstPass(

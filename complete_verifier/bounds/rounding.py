@@ -33,15 +33,15 @@ def allowance_of(size: Tensor) -> Tensor:
 
 
 def coefficient_rounding(rows: OutputRows, matrix: Tensor, output: Interval) -> np.ndarray:
-    """How far rounding the functionals' coefficients can move each of them, ``[S]`` float64.
+    """How far rounding the functionals' coefficients can move each of them, ``[S, B]`` float64.
 
     Args:
         rows: the exact functionals.
         matrix: ``[S, O]``, the same as bounds use them.
-        output: bounds of the outputs, ``[1, *output_shape]``.
+        output: bounds of the outputs, ``[B, *output_shape]``.
     """
-    largest = torch.maximum(output.lower.abs(), output.upper.abs())[0].flatten()
-    return rows.rounding(matrix, largest.double().cpu().numpy())
+    largest = torch.maximum(output.lower.abs(), output.upper.abs()).flatten(1).double().cpu()
+    return np.stack([rows.rounding(matrix, own) for own in largest.numpy()], axis=1)
 
 
 def rounding_allowance(

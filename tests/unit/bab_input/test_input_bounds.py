@@ -22,7 +22,7 @@ from complete_verifier.bab import input_bounds
 from complete_verifier.bab.input_bounds import InputBounds
 from complete_verifier.bab.input_pool import Boxes, halve, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
-from complete_verifier.bounds.output_rows import output_rows
+from complete_verifier.bab.region_group import RegionGroup
 from complete_verifier.model.network import Network
 from complete_verifier.specification import Clause, Region
 from tests.unit.bounds.region_cases import at_most, linear, mlp, network_of, region
@@ -39,11 +39,8 @@ def bounds_of(
     *,
     in_blocks: bool = False,
 ) -> InputBounds:
-    root = Interval(
-        torch.tensor(where.lower[None]).float(), torch.tensor(where.upper[None]).float()
-    )
-    rows = output_rows(where.clauses, network.num_outputs)
-    return InputBounds(network, rows, root, options, settings, 0.0, in_blocks=in_blocks)
+    group = RegionGroup.of([where])
+    return InputBounds(network, group, options, settings, 0.0, in_blocks=in_blocks)
 
 
 def parts_of(where: Region, times: int) -> Boxes:
