@@ -24,6 +24,7 @@ from complete_verifier.bab.bounding import Bounding
 from complete_verifier.bab.context import BabContext
 from complete_verifier.bab.input_pool import BoxPool, halve, root_boxes
 from complete_verifier.bab.input_settings import InputSplitSettings
+from complete_verifier.bab.input_split import _Search
 from complete_verifier.bab.leaf import decide_leaf
 from complete_verifier.bab.outcome import Ending
 from complete_verifier.bab.partners import Partners
@@ -47,6 +48,7 @@ from tests.distributed.shared_search import (
     alone_on,
     beside_the_minimum,
     boxes,
+    more_boxes,
     network_on,
     on_ranks,
     search,
@@ -183,6 +185,65 @@ def test_verdicts_of_boxes_beside_the_minimum(
         assert len({outcome.domains_visited for outcome, *_ in found}) == 1
         if expected is Ending.PROVEN:
             assert all(largest > 0 for *_, largest in found)  # every rank had work
+
+
+@pytest.mark.parametrize("manner", list(MANNERS))
+def test_synchronous_boxes_of_several_regions_are_those_of_one_rank(
+    rank_pool: RankPool, manner: str
+) -> None:
+    module, where = boxes()
+    asked = (module, where, BOXES, WHOLE, MANNERS[manner], more_boxes())
+    alone, rounds, largest = alone_on(*asked)
+    only_first, *_ = alone_on(*asked[:-1])
+    assert len(rounds) == 13 and rounds[-1][1] > 200
+    assert 0 != alone.fingerprint != only_first.fingerprint
+    for size in WORLDS:
+        for outcome, own_rounds, _ in on_ranks(rank_pool, search, size, *asked):
+            assert outcome == alone
+            assert own_rounds == rounds
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(0.08, Ending.PROVEN), (-0.15, Ending.VIOLATED)])
+def test_verdicts_of_several_regions_on_ranks(
+    rank_pool: RankPool, gap: float, expected: Ending
+) -> None:
+    """The first region is safe; one of the others need not be, and is some rank's root."""
+    module, _ = boxes()
+    safe = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], -1.42))
+    settings = replace(BOXES, synchronous=False, batch_size=32, max_iterations=None)
+    for size in WORLDS:
+        for more in (more_boxes(gap), more_boxes(gap)[:1]):
+            found = on_ranks(
+                rank_pool, search, size, module, safe, settings, WHOLE, InputSplitSettings(), more
+            )
+            assert {outcome.ending for outcome, *_ in found} == {expected}
+            assert len({outcome.domains_visited for outcome, *_ in found}) == 1
+
+
+def without_others_roots(ranks: Ranks, *arguments: Any) -> Any:
+    """Only the first rank begins, with the regions that would be its own."""
+    begin = _Search._begin
+
+    def first_only(self: _Search) -> None:
+        if ranks.data.rank == 0:
+            begin(self)
+
+    with patch.object(_Search, "_begin", first_only):
+        return search(ranks, *arguments)
+
+
+def test_a_region_that_no_rank_begins_with_would_be_noticed(rank_pool: RankPool) -> None:
+    """The false proof that `test_verdicts_of_several_regions_on_ranks` would see."""
+    module, _ = boxes()
+    safe = region([-1] * 4, [1] * 4, at_most([1.0, -1.0], -1.42))
+    settings = replace(BOXES, synchronous=False, batch_size=32, max_iterations=None)
+    found = on_ranks(
+        rank_pool,
+        without_others_roots,
+        2,
+        *(module, safe, settings, WHOLE, InputSplitSettings(), more_boxes(-0.15)[:1]),
+    )
+    assert {outcome.ending for outcome, *_ in found} == {Ending.PROVEN}
 
 
 def take_a_batch(ranks: Ranks, waiting: list[int], least: int) -> int:

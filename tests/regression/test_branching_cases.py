@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from complete_verifier import instance
 from tests.regression.conftest import Verify
-from tests.regression.user_runs import ROOT, Run, save_mlp, vnnlib
+from tests.regression.user_runs import ROOT, Run, decimal, save_mlp, vnnlib
 
 # Later flags replace those of `verify`, which does not branch.
 BRANCH = ("--complete_verifier", "bab", "--pgd_order", "skip", "--timeout", "60")
@@ -284,6 +284,30 @@ def test_the_same_query_many_times_takes_the_same_subproblems(
     assert {run.verdict for run in runs} == {"unsat" if gap < 0 else "sat"}
     assert len({str(counters(run)) for run in runs}) == 1
     assert gap > 0 or counters(runs[0])["domains_visited"] > 0
+
+
+@pytest.mark.parametrize("violated", [None, 0, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_property_of_several_boxes(
+    verify: Verify, tmp_path: Path, way: str, violated: int | None
+) -> None:
+    """Each box has a conjunction of its own, which holds somewhere in the next one's box too."""
+    layers = layers_of((2, 10, 8, 2), 1)
+    functional = np.array([1.0, -1.0])
+    alternatives = []
+    for place, sign in enumerate((1.0, -1.0, 1.0)):
+        low = np.array([2.0 * place, -1.0])
+        truth = minimum(layers, sign * functional, low, low + 2.0)
+        limit = truth + (0.05 if place == violated else -0.05)
+        row = "(- Y_0 Y_1)" if sign > 0 else "(- Y_1 Y_0)"
+        limits = "".join(
+            f" (>= X_{i} {decimal(low[i])}) (<= X_{i} {decimal(low[i] + 2.0)})" for i in range(2)
+        )
+        alternatives.append(f"(and{limits} (<= {row} {decimal(limit)}))")
+    text = vnnlib([-1.0, -1.0], [7.0, 7.0], 2, f"(or {' '.join(alternatives)})")
+    run = verify(save_mlp(tmp_path / "net.onnx", *layers), text, *WAYS[way])
+    assert run.verdict == ("unsat" if violated is None else "sat")
+    assert violated is not None or counters(run)["domains_visited"] > 0
 
 
 def test_the_same_query_many_times_in_one_batch(
