@@ -30,6 +30,7 @@ def descend(
     *,
     steps: int,
     first_step: np.ndarray | None = None,
+    decay: float = _DECAY,
 ) -> Counterexample | None:
     """Move points towards the clause each is closest to satisfying.
 
@@ -40,6 +41,7 @@ def descend(
             about the best point that satisfies a clause.
         steps: gradient steps; the points are looked at before each and after the last.
         first_step: ``[P, I]`` length of the first step; None is a quarter of the region's width.
+        decay: each step's length as a fraction of the one before.
     """
     box = SearchBox.of(region)
     if box is None or points.shape[0] == 0 or not region.clauses:
@@ -72,5 +74,5 @@ def descend(
         if left:
             (gradient,) = torch.autograd.grad(total, where)
             where = where.detach() - step * gradient.nan_to_num(nan=0.0).sign()
-            step = step * _DECAY
+            step = step * decay
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -142,6 +143,10 @@ class BabContext:
             return None
         return self.confirm(self.region, best[0])
 
+    @cached_property
+    def _search_box(self) -> SearchBox | None:
+        return SearchBox.of(self.region)
+
     def closest(self, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The points nearest to a violation by this network's own outputs.
 
@@ -153,7 +158,7 @@ class BabContext:
             ``[m, num_inputs]`` float32 inside the box, m <= count, and their margins ``[m]``
             ascending; at most 0 is a violation. None where the box holds no float32 point.
         """
-        box = SearchBox.of(self.region)
+        box = self._search_box
         if box is None or points.shape[0] == 0:
             return points[:0].astype(np.float32), np.zeros(0)
         inside = np.clip(points.astype(np.float32), box.lower, box.upper)

@@ -20,7 +20,7 @@ from complete_verifier.bab.input_pool import Boxes
 from complete_verifier.bab.region_group import RegionGroup
 
 _WALKERS = 64
-_STEPS = 12
+_STEPS, _DECAY = 6, 0.5
 _REPAIRS = 5
 
 
@@ -102,6 +102,7 @@ class InputAttack:
             lambda point: context.confirm(context.region, point),
             steps=_STEPS,
             first_step=_array((high - low) / 2),
+            decay=_DECAY,
         )
 
 

@@ -58,18 +58,23 @@ def children(
     few: int,
     round_number: int,
     briefly: Bound | None = None,
+    most: int = 0,
 ) -> Bounded:
     """Split `parents` as the heuristic says and bound what results.
 
     Brute force is asked at every `bf_period`-th depth. Between, boxes are split by what it found
     for their ancestor, which is nearly as good (measured on ACAS Xu: 378 boxes asking always, 438
-    asking at every fourth depth) and costs one pair of children in place of one per input. While
-    few boxes result, they are split down to the depth that asks next at once.
+    asking at every fourth depth) and costs one pair of children in place of one per input. As long
+    as the answer is followed, boxes are split twice before they are bounded: four grandchildren
+    are less work than two children and then those of the ones that stay open, unless half of these
+    are excluded (measured on ACAS Xu property 6: 14 rounds and 2.1 s, 18 and 2.3 s). While few
+    boxes result, they are split down to the depth that asks next at once.
 
     Args:
         few: boxes are split several times while no more children than this result.
         round_number: of the search, for `bf_iters`.
         briefly: bounds the halves of which one pair per box is kept; None = as `bound` does.
+        most: boxes are split twice while no more children than this result.
     """
     if settings.heuristic != "brute-force" or round_number >= settings.bf_iters:
         return bound(split_boxes(parents, few))
@@ -83,9 +88,9 @@ def children(
         parts = [_try_all(asking.select(part), weigh, settings) for part in index.split(size)]
         if bool(due.all()) and 4 * asking.count <= few:
             parts = _carried_on(Bounded.concatenate(parts), bound, settings, few)
-        few -= 2 * asking.count
+        few, most = few - 2 * asking.count, most - 2 * asking.count
     if not bool(due.all()):
-        parts.append(_follow(parents.select(~due), bound, settings, few))
+        parts.append(_follow(parents.select(~due), bound, settings, few, most))
     return Bounded.concatenate(parts)
 
 
@@ -124,14 +129,22 @@ def _carried_on(
     return [pairs.select(~further), _follow(boxes.select(further), bound, settings, few)]
 
 
-def _follow(parents: Boxes, bound: Bound, settings: InputSplitSettings, few: int) -> Bounded:
+def _follow(
+    parents: Boxes, bound: Bound, settings: InputSplitSettings, few: int, most: int = 0
+) -> Bounded:
     """Split at the input with the most worth left, by the last brute-force answer."""
-    halves = halve(parents, best_inputs(parents))
-    while 2 * halves.count <= few:
-        if bool((_due(halves, settings) | ~halves.splittable.any(dim=1)).any()):
+    boxes, allowed = halve(parents, best_inputs(parents)), max(few, most)
+    while True:
+        further = boxes.splittable.any(dim=1) & ~_due(boxes, settings)
+        count = int(further.sum())
+        if count == 0 or boxes.count + count > allowed:
             break
-        halves = halve(halves, best_inputs(halves))
-    return _inherit(bound(halves), halves.score, settings)
+        again = boxes.select(further)
+        again = halve(again, best_inputs(again))
+        rest = boxes.count - count
+        boxes = Boxes.concatenate([again, boxes.select(~further)]) if rest else again
+        allowed = few
+    return _inherit(bound(boxes), boxes.score, settings)
 
 
 def _due(boxes: Boxes, settings: InputSplitSettings) -> Tensor:

@@ -82,6 +82,11 @@ class Boxes:
     @property
     def fingerprint(self) -> int:
         """A number made of what each box is; equal for equal sets, a sum modulo 2^64."""
+        return int(self.marks.sum()) % _MODULUS
+
+    @property
+    def marks(self) -> Tensor:
+        """``[B]`` int64 made of all that counts in each box; their sum is the fingerprint."""
         kind = torch.int32 if self.lower.element_size() == 4 else torch.int64
         column = (2 * torch.arange(self.lower.shape[1], device=self.key.device) + 1) * _STEP
         ends = self.lower.view(kind) * column + self.upper.view(kind) * (column ^ _ODD)
@@ -89,7 +94,7 @@ class Boxes:
         clauses = torch.arange(1, self.excluded.shape[1] + 1, device=self.key.device) * _ODD
         mixed = mixed + (self.excluded * clauses).sum(dim=1)
         mixed = (mixed ^ (mixed >> 29)) * _ODD
-        return int(((mixed ^ (mixed >> 32)) * _ODD).sum()) % _MODULUS
+        return (mixed ^ (mixed >> 32)) * _ODD
 
     def select(self, index: Tensor) -> Boxes:
         """The boxes at ``index``: positions, or a mask ``[B]``."""
@@ -191,6 +196,7 @@ class BoxPool:
         """
         self._worst_first = worst_first
         self._slabs: Boxes | None = None
+        self._marks = torch.zeros(0, dtype=torch.int64)  # of the boxes as they were put in
         self._count = 0
         self._fingerprint = 0
 
@@ -200,7 +206,7 @@ class BoxPool:
     @property
     def num_bytes(self) -> int:
         """Bytes of the slabs, room for growth included."""
-        return 0 if self._slabs is None else self._slabs.num_bytes
+        return 0 if self._slabs is None else self._slabs.num_bytes + self._marks.nbytes
 
     @property
     def worst_margin(self) -> float:
@@ -228,10 +234,12 @@ class BoxPool:
             if self._slabs is None:
                 self._slabs = boxes
             return
-        slabs = self._reserve(boxes)
-        self._fingerprint = (self._fingerprint + boxes.fingerprint) % _MODULUS
+        slabs, marks = self._reserve(boxes), boxes.marks
+        self._fingerprint = (self._fingerprint + int(marks.sum())) % _MODULUS
+        places = slice(self._count, self._count + boxes.count)
         for name in _FIELDS:
-            getattr(slabs, name)[self._count : self._count + boxes.count] = getattr(boxes, name)
+            getattr(slabs, name)[places] = getattr(boxes, name)
+        self._marks[places] = marks
         self._count += boxes.count
 
     def make_room(self, count: int) -> None:
@@ -265,9 +273,10 @@ class BoxPool:
     def _out(self, slabs: Boxes, chosen: Tensor) -> Boxes:
         """Take out the boxes at some positions."""
         taken = slabs.select(chosen)
+        marks = int(self._marks.index_select(0, chosen).sum())
         self._fill_holes(slabs, chosen)
         self._count -= taken.count
-        self._fingerprint = (self._fingerprint - taken.fingerprint) % _MODULUS
+        self._fingerprint = (self._fingerprint - marks) % _MODULUS
         return taken
 
     def _first(self, slabs: Boxes, count: int) -> Tensor:
@@ -295,8 +304,7 @@ class BoxPool:
         is_hole[holes] = True
         movers = left + (~is_hole[left:]).nonzero().squeeze(1)
         places = is_hole[:left].nonzero().squeeze(1)
-        for name in _FIELDS:
-            slab = getattr(slabs, name)
+        for slab in (*slabs.tensors, self._marks):
             slab[places] = slab[movers]
 
     def _reserve(self, boxes: Boxes) -> Boxes:
@@ -318,4 +326,7 @@ class BoxPool:
                 slab[: self._count] = getattr(self._slabs, name)[: self._count]
             tensors.append(slab)
         self._slabs = Boxes(*tensors)
+        marks = self._marks.new_empty(capacity + grown, device=like.key.device)
+        marks[: self._count] = self._marks[: self._count]
+        self._marks = marks
         return self._slabs

@@ -153,8 +153,10 @@ class _Search:
         taken = sum(block.count for block in blocks)
         self.own = replace(self.own, rounds=rounds + 1, taken=taken)
         few = max(1, min(FEW_CHILDREN, self.batch.size, self.bounds.tile) // number)
+        # This rank's part of the batch; of one that is cut for any number of ranks, a block's.
+        most = self.batch.size // (number if self.bab.synchronous else self.partners.pool.size)
         effort = self.alpha.effort(number)
-        return self.partners.attempt(lambda: self._work(blocks, rounds, few, effort))
+        return self.partners.attempt(lambda: self._work(blocks, rounds, (few, most), effort))
 
     @property
     def _parents(self) -> int:
@@ -195,16 +197,19 @@ class _Search:
         due = keys[:, _DEPTH] % self.settings.bf_period == 0
         return np.where(due, self._most_children, 2)
 
-    def _work(self, blocks: list[Boxes], rounds: int, few: int, effort: AlphaEffort) -> None:
-        """Split and bound blocks of boxes, each into `few` children where they would be fewer.
+    def _work(
+        self, blocks: list[Boxes], rounds: int, wanted: tuple[int, int], effort: AlphaEffort
+    ) -> None:
+        """Split and bound blocks of boxes.
 
         Args:
+            wanted: `few` and `most` children of a block, see `children`.
             effort: how α-CROWN is used on each block.
         """
         found = []
         for block in blocks:
             self.bounds.begin_block(effort)
-            found += self._expand(block, rounds, few)
+            found += self._expand(block, rounds, *wanted)
         self._note_trials()
         if found:
             bounded = Bounded.concatenate(found)
@@ -214,34 +219,34 @@ class _Search:
     def _note_trials(self) -> None:
         self.own = replace(self.own, trials=self.bounds.trials())
 
-    def _expand(self, parents: Boxes, rounds: int, few: int) -> list[Bounded]:
+    def _expand(self, parents: Boxes, rounds: int, few: int, most: int) -> list[Bounded]:
         """Bounded children; half of the parents at a time where memory does not hold all."""
         try:
             bound, briefly = self.bounds.bound, self.bounds.briefly
-            return [children(parents, bound, self.settings, few, rounds, briefly)]
+            return [children(parents, bound, self.settings, few, rounds, briefly, most)]
         except Exception as error:
-            least = parents.count < 2 and few <= 2
+            least = parents.count < 2 and max(few, most) <= 2
             if least or self.partners.layers_split or not ran_out_of_memory(error):
                 raise
         self.context.bounds.told(f"memory ran out: {parents.count} boxes are split in halves")
         places = torch.arange(parents.count, device=parents.path.device)
         halves = [half for half in places.tensor_split(2) if half.numel()]
         # Of fewer parents no more children are to be made than they would have had among others.
-        few //= 2
-        return [one for half in halves for one in self._expand(parents.select(half), rounds, few)]
+        few, most = few // 2, min(most, 4 * parents.count) // 2
+        return [
+            one for half in halves for one in self._expand(parents.select(half), rounds, few, most)
+        ]
 
     def _receive(self, bounded: Bounded, rounds: int) -> None:
         """Try points of open boxes; put those that can be split into the pool."""
         still = bounded.select(bounded.boxes.is_open)
         can_split = still.boxes.splittable.any(dim=1)
-        found = self._attack(still, still.select(~can_split), rounds)
-        self.pool.add(still.boxes.select(can_split))
-        stuck = still.boxes.margin[~can_split]
-        if stuck.numel():
-            self.stuck_margin = min(self.stuck_margin, float(stuck.min()))
-        self.own = replace(
-            self.own, stuck=self.own.stuck + int(stuck.numel()), counterexample=found
-        )
+        stuck = still.select(~can_split)
+        found = self._attack(still, stuck, rounds)
+        self.pool.add(still.boxes if stuck.boxes.count == 0 else still.boxes.select(can_split))
+        if stuck.boxes.count:
+            self.stuck_margin = min(self.stuck_margin, float(stuck.boxes.margin.min()))
+        self.own = replace(self.own, stuck=self.own.stuck + stuck.boxes.count, counterexample=found)
 
     def _count(self, failure: Exception | None) -> None:
         """Bring the tally up to date with the pool, sum up over ranks, and report."""

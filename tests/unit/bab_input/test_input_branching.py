@@ -133,6 +133,28 @@ def test_not_more_children_than_are_hardly_more_work(count: int, expected: list[
     assert seen == expected
 
 
+@pytest.mark.parametrize(("most", "expected"), [(16, 16), (15, 8), (100, 16)])
+def test_boxes_that_follow_an_answer_are_split_twice_where_there_is_room(
+    most: int, expected: int
+) -> None:
+    """As they would be in two rounds that exclude nothing; never past the depth that asks next."""
+    bound, seen = bounded_by([1.0, 4.0, 5.0])
+    worth = torch.tensor([[0.1, 0.4, 0.3]]).expand(4, 3)
+    parents = replace(unit_cube(4), score=worth, depth=torch.ones(4, dtype=torch.int32))
+    twice = children(parents, bound, BRUTE, SINGLY, 1, most=most).boxes
+    assert seen == [expected] and twice.count == expected
+    assert volume(twice) == pytest.approx(4)
+    once = children(parents, bound, BRUTE, SINGLY, 1).boxes
+    if expected == 16:
+        again = children(once, bound, BRUTE, SINGLY, 2).boxes
+        for one, other in zip(twice.tensors, again.tensors, strict=True):
+            assert torch.equal(one, other)
+    mixed = replace(parents, depth=torch.tensor([1, 3, 3, 2], dtype=torch.int32))
+    found = children(mixed, bound, BRUTE, SINGLY, 1, most=100).boxes
+    assert sorted(found.depth.tolist()) == [3] * 4 + [4] * (2 + 2 + 4)
+    assert volume(found) == pytest.approx(4)
+
+
 def test_of_a_pair_only_what_is_open_is_split_on() -> None:
     plain, seen = bounded_by([1.0, 4.0, 5.0])
 
