@@ -46,9 +46,14 @@ def split_boxes(parents: Boxes, few: int) -> Boxes:
         can = boxes.splittable.any(dim=1)
         if not bool(can.any()):
             break
-        again = boxes.select(can)
-        boxes = Boxes.concatenate([halve(again, best_inputs(again)), boxes.select(~can)])
+        boxes = _halved_where(boxes, can)
     return boxes
+
+
+def _halved_where(boxes: Boxes, some: Tensor) -> Boxes:
+    """The halves of some boxes, ``[B]`` bool, then the others."""
+    again = boxes.select(some)
+    return Boxes.concatenate([halve(again, best_inputs(again)), boxes.select(~some)])
 
 
 def children(
@@ -139,11 +144,7 @@ def _follow(
         count = int(further.sum())
         if count == 0 or boxes.count + count > allowed:
             break
-        again = boxes.select(further)
-        again = halve(again, best_inputs(again))
-        rest = boxes.count - count
-        boxes = Boxes.concatenate([again, boxes.select(~further)]) if rest else again
-        allowed = few
+        boxes, allowed = _halved_where(boxes, further), few
     return _inherit(bound(boxes), boxes.score, settings)
 
 

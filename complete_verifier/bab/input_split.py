@@ -156,7 +156,7 @@ class _Search:
         # This rank's part of the batch; of one that is cut for any number of ranks, a block's.
         most = self.batch.size // (number if self.bab.synchronous else self.partners.pool.size)
         effort = self.alpha.effort(number)
-        return self.partners.attempt(lambda: self._work(blocks, rounds, (few, most), effort))
+        return self.partners.attempt(lambda: self._work(blocks, rounds, few, most, effort))
 
     @property
     def _parents(self) -> int:
@@ -198,18 +198,18 @@ class _Search:
         return np.where(due, self._most_children, 2)
 
     def _work(
-        self, blocks: list[Boxes], rounds: int, wanted: tuple[int, int], effort: AlphaEffort
+        self, blocks: list[Boxes], rounds: int, few: int, most: int, effort: AlphaEffort
     ) -> None:
         """Split and bound blocks of boxes.
 
         Args:
-            wanted: `few` and `most` children of a block, see `children`.
+            few, most: children of a block, see `children`.
             effort: how α-CROWN is used on each block.
         """
         found = []
         for block in blocks:
             self.bounds.begin_block(effort)
-            found += self._expand(block, rounds, *wanted)
+            found += self._expand(block, rounds, few, most)
         self._note_trials()
         if found:
             bounded = Bounded.concatenate(found)

@@ -291,7 +291,7 @@ def test_the_same_query_many_times_takes_the_same_subproblems(
 def test_a_property_of_several_boxes(
     verify: Verify, tmp_path: Path, way: str, violated: int | None
 ) -> None:
-    """Each box has a conjunction of its own, which holds somewhere in the next one's box too."""
+    """Each box has an inequality of its own, and one of them at most holds somewhere in it."""
     layers = layers_of((2, 10, 8, 2), 1)
     functional = np.array([1.0, -1.0])
     alternatives = []

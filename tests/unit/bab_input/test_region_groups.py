@@ -247,7 +247,7 @@ def test_a_region_whose_bounds_overflow_leaves_the_others_theirs() -> None:
 
 
 def test_bounds_of_each_region_hold_at_its_points() -> None:
-    """Whatever was bounded beside it, down to the smallest boxes of 200."""
+    """Whatever was bounded beside it, six splits down."""
     network, regions = several(3, 0.0, 0.0, 0.0)
     group = RegionGroup.of(regions)
     bounds = InputBounds(network, group, context_of(network, regions[0]).bounds, NO_ATTACK, 0.0)
